@@ -1,7 +1,7 @@
 //! Products with the pass behind them in one kernel against the product and that pass: SwiGLU of two products to codes and to BF16, and codes of a product.
 //!
 //! `cargo bench --bench fused_gemm`; the runner that `scripts/bundle.sh` packs on a machine without a toolchain. `SCALED_GEMM_SHAPES=MxNxK,...` takes other
-//! shapes: m tokens, n features of the hidden layer, k of the input. About half a minute on an H200. What is timed is checked by `gpu_fused_gemm`.
+//! shapes: m tokens, n features of the hidden layer, k of the input. About a minute on an H200. What is timed is checked by `gpu_fused_gemm`.
 
 mod common;
 
@@ -20,7 +20,7 @@ const B: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
 const LAYERS: [[usize; 2]; 3] = [[2048, 7168], [18432, 7168], [28672, 8192]];
 /// Alpha with SwiGLU: sums of some thousands of products of normal numbers become as large as one of them, as gates are. Larger ones than 80 go a slower way.
 const SMALL: f32 = 1.0 / 64.0;
-const TOKENS: [usize; 4] = [64, 256, 1024, 4096];
+const TOKENS: [usize; 8] = [1, 8, 16, 32, 64, 256, 1024, 4096];
 
 enum Way {
     /// Both products, stored in BF16 side by side.
@@ -28,6 +28,8 @@ enum Way {
     /// And SwiGLU and cast of them.
     ThenSwiglu(Box<GemmPlan>),
     Swiglu(Sm90Config),
+    /// To codes, by the kernel that is chosen.
+    Chosen,
     SwigluBf16,
     Codes(Sm90Config),
 }
@@ -48,6 +50,7 @@ impl Way {
             Self::Products(plan) => format!("2n columns to BF16, {}", plan.formulation()),
             Self::ThenSwiglu(_) => "and SwiGLU + cast".to_string(),
             Self::Swiglu(config) => format!("SwiGLU to codes, {config}"),
+            Self::Chosen => "SwiGLU to codes, as chosen".to_string(),
             Self::SwigluBf16 => "SwiGLU to BF16, as chosen".to_string(),
             Self::Codes(config) => format!("2n columns to codes, {config}"),
         }
@@ -66,6 +69,9 @@ impl Way {
             }
             Self::Swiglu(config) => handle
                 .fused_gemm(FusedGemmArgs::swiglu(a, b, &mut to.hidden).alpha(SMALL).recipe(recipe()).config(*config)),
+            Self::Chosen => {
+                handle.fused_gemm(FusedGemmArgs::swiglu(a, b, &mut to.hidden).alpha(SMALL).recipe(recipe()))
+            }
             Self::SwigluBf16 => {
                 let d = MatMut::new(&mut to.d, DType::Bf16, m, both / 2)?;
                 handle.fused_gemm(FusedGemmArgs::swiglu(a, b, d).alpha(SMALL))
@@ -95,7 +101,7 @@ fn main() {
             println!("\n{} has no such product", handle.device());
             return;
         }
-        handle.load_kernels(&[KernelFamily::Sm90, KernelFamily::Fused]).unwrap();
+        handle.load_kernels(&[KernelFamily::Sm90, KernelFamily::Fused, KernelFamily::SmallM]).unwrap();
         let pool = Pool::new(handle);
         for shape in shapes_of_products() {
             measure(handle, watch, &pool, shape);
@@ -120,7 +126,7 @@ fn measure(handle: &Handle, watch: &ClockWatch, pool: &Pool, [m, n, k]: [usize; 
         b.iter().for_each(|b| plan.prepare(handle, b).unwrap());
         Box::new(plan)
     };
-    let mut ways = vec![Way::Products(plan()), Way::ThenSwiglu(plan()), Way::SwigluBf16];
+    let mut ways = vec![Way::Products(plan()), Way::ThenSwiglu(plan()), Way::Chosen, Way::SwigluBf16];
     ways.extend([Sm90Config::Tile128x128, Sm90Config::Tile64x128].map(Way::Swiglu));
     ways.extend([Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128].map(Way::Codes));
     let chosen = FusedGemmArgs::swiglu(&a[0], &b[0], &mut to[0].hidden).explain(handle).unwrap();

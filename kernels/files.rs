@@ -39,6 +39,10 @@ kernel_files! {
     Sm90, "gemm/sm90_outer", 90..=90;
     Sm90, "gemm/sm90_cast", 90..=90;
     SmallM, "gemm/small_m_fp8", 90..=90;
-    SmallM, "gemm/small_m_e2m1", 90..=90;
-    SmallM, "gemm/small_m_e4m3", 90..=90;
+    SmallM, "gemm/small_m_gated", 90..=90;
+    SmallMWeights, "gemm/small_m_e2m1", 80..=u32::MAX;
+    SmallMWeights, "gemm/small_m_e4m3", 80..=u32::MAX;
+    SmallMWeights, "gemm/small_m_join", 80..=u32::MAX;
+    SmallMGroups, "gemm/small_m_groups_e2m1", 90..=90;
+    SmallMGroups, "gemm/small_m_groups_e4m3", 90..=90;
 }

@@ -68,7 +68,7 @@ case $what in
     bench) run_benches "$@" ;;
     exhaustive) SCALED_GEMM_EXHAUSTIVE=1 run_tests -- gpu_e2m1 ;;
     nvrtc)
-        [ $# -gt 0 ] || set -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3
+        [ $# -gt 0 ] || set -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups
         SCALED_GEMM_KERNELS=nvrtc run_tests -- "$@" ;;
     sanitize)
         # memcheck must be clean for every kernel. The other tools know nothing of the barriers in cuBLASLt's kernels and
@@ -90,7 +90,7 @@ case $what in
         for tool in "$@"; do
             echo "## compute-sanitizer --tool $tool"
             ran=()
-            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_captures gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
+            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_captures gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
                 gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures; do
                 tests=()
                 # These reach each kernel for block scales, aligned and not: small matrices, and one of many rows.
@@ -102,7 +102,7 @@ case $what in
                     gpu_fused_gemm) tests=(each_kernel_once bad_input) ;;
                     gpu_experts) tests=(between_groups slots_of_other_pairs gradients_of_experts) ;;
                     gpu_experts_gradient) tests=(starts_give many_groups refused) ;;
-                    gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3) tests=(each_kernel_once not_a_number graphs refus) ;;
+                    gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated | gpu_small_m_groups) tests=(each_kernel_once not_a_number graphs refus any_numbers) ;;
                     # Every kernel of a layer, and tokens that are no multiple of anything.
                     gpu_linear) tests=(any_type scales_that_change no_tokens refused) ;;
                     gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once each_activation_once many_rows large requantizing norms gradients unaligned gathered given_scales refus) ;;
@@ -122,7 +122,7 @@ case $what in
                         gpu_sm90_epilogue | gpu_fused_gemm) tests=(each_kernel_once) ;;
                         gpu_experts) tests=(between_groups) ;;
                         gpu_experts_gradient) tests=(starts_give) ;;
-                        gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3) tests=(each_kernel_once) ;;
+                        gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated | gpu_small_m_groups) tests=(each_kernel_once) ;;
                         *) continue ;;
                     esac
                 fi
@@ -152,7 +152,7 @@ case $what in
             done
         done ;;
     where) echo "$here" ;;
-    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3; run_benches ;;
+    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups; run_benches ;;
     *) echo "usage: run.sh test | bench | exhaustive | sanitize | nvrtc | all | where" >&2; exit 2 ;;
 esac
 exit $failed

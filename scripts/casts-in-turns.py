@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Times kernels of casts, compiled from several states of kernels/, in turns in one run, and compares their bytes.
+"""Times kernels of casts, compiled from several states of kernels/, in turns in one run, beside copies of the same bytes; compares what they write.
 
-Each state is a folder with three images, as nvcc makes them in its kernels/ with the flags of build.rs:
+Each state is a folder with images, as nvcc makes them in its kernels/ with the flags of build.rs, and copies are another:
 
     for f in cast/cast_rows cast/cast_tile fused/produced; do
         nvcc -std=c++17 --fmad=false --ftz=false --prec-div=true -I. -arch=sm_90a -cubin -o STATE/$(basename $f).cubin $f.cu
     done
-    python3 casts-in-turns.py STATE...
+    nvcc -std=c++17 -Ikernels -arch=sm_90a -cubin -o cast-copies.cubin scripts/cast-copies.cu
+    python3 casts-in-turns.py cast-copies.cubin STATE...
 
 Needs an NVIDIA GPU of the images' kind, and PyTorch. The structs are those of src/gpu/kernels/cast_args.rs as it is: images of a state with other
-structs would read wrong memory. A differing byte is an error. Operands are four sets; small ones stay in the L2 cache, so only columns compare.
+structs would read wrong memory. Of each state the first kernel that it has is launched; without an image, its casts are left out. A differing byte is an
+error. PROFILE=1 launches each kernel twice and times nothing, for ncu. Operands are sets that are together larger than the L2 cache. A share is of the rate of a copy of BF16, as
+`bench cast` says it.
 """
 import ctypes
+import os
 import statistics
 import struct
 import sys
@@ -20,10 +24,13 @@ from pathlib import Path
 import torch
 
 E4M3, E2M1 = 0, 2  # kernels/base/codec.cuh
+BF16 = None  # cast back: of these there is the copy alone
 ROW_MAJOR, COLUMN_MAJOR, UE8M0 = 0, 1, 2  # kernels/cast/cast.cuh
-SWIGLU, SILU, GELU = 0, 1, 2  # kernels/fused/produced.cuh
-SETS, CALLS, GRAPHS, ROUNDS = 4, 24, 6, 7
+SWIGLU = 0  # kernels/fused/produced.cuh
+GRAPHS, ROUNDS = 5, 7
 LAUNCH_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+L2 = 60 << 20
+PROFILE = "PROFILE" in os.environ
 
 driver = ctypes.CDLL("libcuda.so.1")
 
@@ -42,22 +49,24 @@ def check(status, what):
         sys.exit(f"{what}: CUDA error {status}")
 
 
-def load(state, image):
+def load(path):
+    if not Path(path).exists():
+        return None
     module = ctypes.c_void_p()
-    check(driver.cuModuleLoad(ctypes.byref(module), str(Path(state, f"{image}.cubin")).encode()), f"{state}/{image}.cubin")
+    check(driver.cuModuleLoad(ctypes.byref(module), str(path).encode()), path)
     return module
 
 
 def function(module, name):
     found = ctypes.c_void_p()
-    check(driver.cuModuleGetFunction(ctypes.byref(found), module, name.encode()), name)
-    return found
+    return None if driver.cuModuleGetFunction(ctypes.byref(found), module, name.encode()) else found
 
 
-def launch(kernel, grid, threads, arguments, stream):
+def launch(kernel, grid, threads, arguments):
     attribute = Attribute(id=LAUNCH_OVERLAP)
     attribute.value[0] = 1
-    config = Config(grid=grid, block=(threads, 1, 1), stream=stream, attributes=ctypes.pointer(attribute), number=1)
+    config = Config(grid=grid, block=(threads, 1, 1), stream=torch.cuda.current_stream().cuda_stream,
+                    attributes=ctypes.pointer(attribute), number=1)
     buffers = [ctypes.create_string_buffer(argument, len(argument)) for argument in arguments]
     pointers = (ctypes.c_void_p * len(buffers))(*[ctypes.cast(buffer, ctypes.c_void_p) for buffer in buffers])
     check(driver.cuLaunchKernelEx(ctypes.byref(config), kernel, pointers, None), "launch")
@@ -68,11 +77,11 @@ def cast_grid(rows, cols, row_shift, col_shift, order):
     return struct.pack("<5I", rows, cols, row_shift, col_shift, order)
 
 
-def cast_source(x, scales, stride, rows, cols, groups, kind):
-    grid = cast_grid(rows, groups, 0, 7, ROW_MAJOR) if scales else bytes(20)
+def cast_source(x, scales, stride, rows, cols, shift):
+    groups = cols >> shift if scales else 0
+    grid = cast_grid(rows, groups, 0, shift, ROW_MAJOR) if scales else bytes(20)
     steps = [4 * groups, 4 * groups, 4] if scales else [0, 0, 0]
-    head = struct.pack("<4Q2I", x, scales, 0, stride, rows, cols)
-    return head + grid + bytes(4) + struct.pack("<3Q", *steps) + struct.pack("<4Q4I", 0, 0, 0, 0, kind, 0, 0, 0)
+    return struct.pack("<4Q2I", x, scales, 0, stride, rows, cols) + grid + bytes(4) + struct.pack("<3Q", *steps) + bytes(48)
 
 
 def cast_rule(code_format, order):
@@ -83,116 +92,230 @@ def cast_out(codes, scales, grid, transposed):
     return struct.pack("<2Q", codes, scales) + grid + struct.pack("<3I", 0, transposed, 0)
 
 
-def line(rows, cols, elements):
-    """A block for each row of at most 8192 columns, so many elements a thread."""
-    parts = -(-cols // 8192)
-    threads = -(-cols // (elements * parts))
-    return (rows, parts, 1), -(-threads // 32) * 32
+class Operands:
+    """Sets of them, of one shape."""
 
-
-def square(rows, cols):
-    return (-(-rows // 8), -(-cols // 1024), 1), 256
-
-
-def tiles(rows, cols):
-    return (-(-rows // 128) * -(-cols // 128), 1, 1), 256
-
-
-def case(states, label, image, kernel, rows, cols, code_format, shift, order, shape, coded=False, kind=None, channel=False, transposed=False):
-    """Groups of 2^shift columns, or of a channel's rows."""
-    gated = kind == SWIGLU
-    width = cols * 2 if gated else cols
-    inputs, scales, codes, out_scales = [], [], [], []
-    for _ in range(SETS):
-        if coded:
-            numbers = torch.randn(rows, cols, device="cuda").mul_(100).clamp_(-448, 448)
-            inputs.append(numbers.to(torch.float8_e4m3fn).view(torch.uint8))
-            scales.append(torch.rand(rows, cols // 128, device="cuda") + 0.01)
+    def __init__(self, rows, cols, source):
+        self.rows, self.cols, self.source = rows, cols, source
+        n = rows * cols
+        self.sets = max(4, 3 * L2 // (2 * n) + 1)
+        some = range(self.sets)
+        if source == "e2m1":
+            self.x = [torch.randint(0, 256, (n // 2,), device="cuda", dtype=torch.uint8) for _ in some]
         else:
-            inputs.append(torch.randn(rows, width, device="cuda", dtype=torch.bfloat16))
-        codes.append(torch.empty(rows * cols, device="cuda", dtype=torch.uint8))
-        out_scales.append(torch.empty(rows * cols // 4 + 4096, device="cuda", dtype=torch.uint8))
-    stream, graphs, bytes_of = torch.cuda.Stream(), {}, {}
-    for state, images in states.items():
-        found = function(images[image], kernel)
+            width = 2 * cols if source == "gated" else cols
+            self.x = [torch.randn(rows, width, device="cuda", dtype=torch.bfloat16) for _ in some]
+            if source == "e4m3":
+                self.x = [x.float().mul_(100).clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8) for x in self.x]
+            if source == "bf16" and rows > 8:
+                for x in self.x:  # ties, numbers near the ends of the range, zeros, infinity, NaN
+                    x[1] = torch.arange(cols, device="cuda").remainder(97).sub(48).div(8)
+                    x[2] *= 1e-38
+                    x[3] *= 1e38
+                    x[4] = 0
+                    x[5, ::2] = -0.0
+                    x[6, 77], x[7, 5] = float("inf"), float("nan")
+        self.scales = [torch.rand(n // 16, device="cuda") + 0.01 for _ in some]
+        self.codes = [torch.empty(2 * n, device="cuda", dtype=torch.uint8) for _ in some]
+        self.new_scales = [torch.empty(n // 4 + 4096, device="cuda", dtype=torch.uint8) for _ in some]
 
-        def call(i):
-            scale = scales[i].data_ptr() if coded else 0
-            source = cast_source(inputs[i].data_ptr(), scale, width, rows, cols, cols // 128, kind or 0)
-            grid = (rows >> shift, cols, shift, 0) if channel else (rows, cols >> shift, 0, shift)
-            out = cast_out(codes[i].data_ptr(), out_scales[i].data_ptr(), cast_grid(*grid, order), transposed)
-            sizes = [struct.pack("<I", rows), struct.pack("<I", cols)]
-            launch(found, *shape, [source, *sizes, cast_rule(code_format, order), out], stream.cuda_stream)
 
-        with torch.cuda.stream(stream):
-            for buffer in codes + out_scales:
-                buffer.zero_()
+def timed(calls, sets):
+    """Medians in microseconds of f(set) for each, in turns."""
+    if PROFILE:
+        for call in calls.values():
+            call(0), call(1)
+        return dict.fromkeys(calls, float("nan"))
+    many = max(24, sets)
+    stream, graphs, times = torch.cuda.Stream(), {}, {label: [] for label in calls}
+    with torch.cuda.stream(stream):
+        for label, call in calls.items():
             call(0)
             torch.cuda.synchronize()
-            bytes_of[state] = (codes[0].clone(), out_scales[0].clone())
-            graphs[state] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[state], stream=stream):
-                for k in range(CALLS):
-                    call(k % SETS)
-    first = next(iter(states))
-    for state, (got, got_scales) in bytes_of.items():
-        if not (torch.equal(got, bytes_of[first][0]) and torch.equal(got_scales, bytes_of[first][1])):
-            sys.exit(f"{label}: the bytes of {state} are not those of {first}")
-    if not bytes_of[first][0].any():
-        sys.exit(f"{label}: all codes are zero")
-    times = {state: [] for state in states}
-    with torch.cuda.stream(stream):
+            graphs[label] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[label], stream=stream):
+                for i in range(many):
+                    call(i % sets)
         for _ in range(ROUNDS):
-            for state in states:
+            for label in calls:
                 begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-                graphs[state].replay()
+                graphs[label].replay()
                 begin.record(stream)
                 for _ in range(GRAPHS):
-                    graphs[state].replay()
+                    graphs[label].replay()
                 end.record(stream)
                 end.synchronize()
-                times[state].append(begin.elapsed_time(end) * 1000 / (GRAPHS * CALLS))
-    medians = [statistics.median(times[state]) for state in states]
-    cells = " | ".join(f"{median:.2f} ({median / medians[0]:.3f})" for median in medians)
-    print(f"| {label}, {rows} x {cols} | {cells} |", flush=True)
+                times[label].append(begin.elapsed_time(end) * 1000 / (GRAPHS * many))
+    return {label: statistics.median(of) for label, of in times.items()}
+
+
+# Kernels with their grids and threads, of which a state has one; `flat`: all of the matrix as one row.
+def line(kernel, rows, cols, elements, parts=None):
+    parts = parts or -(-cols // 8192)
+    threads = -(-cols // (elements * parts))
+    return "cast_rows", kernel, (rows, parts, 1), -(-threads // 32) * 32, False
+
+
+def few(kernel, rows, cols):
+    return "cast_rows", kernel, (-(-rows // 4), -(-cols // 1024), 1), 256, False
+
+
+def flat(kernel, rows, cols, elements):
+    return "cast_rows", kernel, (-(-rows * cols // (128 * elements)), 1, 1), 128, True
+
+
+def square(kernel, rows, cols, warps, across):
+    right, down = -(-cols // (128 * warps)), -(-rows // 8)
+    return "cast_rows", kernel, (right, down, 1) if across else (down, right, 1), 32 * warps, False
+
+
+def tiles(kernel, rows, cols):
+    return "cast_tile", kernel, (-(-rows // 128) * -(-cols // 128), 1, 1), 256, False
+
+
+class Bench:
+    def __init__(self, copies, states):
+        self.copies = copies
+        self.states = {state: {image: load(Path(state, f"{image}.cubin")) for image in ("cast_rows", "cast_tile", "produced")} for state in states}
+        print(f"{torch.cuda.get_device_name()}; microseconds, and of the rate of a copy of BF16\n")
+        print(f"| cast | copy of BF16 | copy of its bytes | {' | '.join(states)} |\n|---|---|---|{'---|' * len(states)}")
+
+    def copy(self, operands, name, loads, threads, pieces, read=0, written=0):
+        kernel = function(self.copies, f"{name}_{loads}")
+        grid = (-(-pieces // (loads * threads)), 1, 1)
+
+        def call(i):
+            o = operands
+            numbers = [struct.pack("<Q", o.x[i].data_ptr()), struct.pack("<Q", o.scales[i].data_ptr()), struct.pack("<I", read),
+                       struct.pack("<Q", o.codes[i].data_ptr()), struct.pack("<Q", o.new_scales[i].data_ptr()), struct.pack("<I", written), struct.pack("<I", pieces)]
+            launch(kernel, grid, threads, numbers)
+
+        return call
+
+    def case(self, label, operands, to, groups, kernels, copy, order=ROW_MAJOR, of_shift=7, transposed=False):
+        """`groups`: log2 of rows and of columns of one. `copy`: name, elements of a piece, lanes of a scale that is read and written."""
+        o, (row_shift, col_shift) = operands, groups
+        rows, cols, n = o.rows, o.cols, o.rows * o.cols
+        grid_rows, grid_cols = -(-rows >> row_shift), 1 if col_shift == 31 else cols >> col_shift
+        name, elements, read, written = copy
+        calls = {"bf16": self.copy(o, "copy_16_16", 1, 256, n // 8) if o.source in ("bf16", "gated") else None}
+        shapes = ((1, 256), (2, 256), (2, 512), (4, 128))
+        calls |= {f"copy {shape}": self.copy(o, name, *shape, n // elements, read, written) for shape in shapes}
+        if transposed and to == E2M1:
+            calls["copy transposed"] = self.copy_transposed(o)
+        written_by = {}
+        for state, images in self.states.items():
+            found = ((function(images[of], kernel), *rest) for of, kernel, *rest in kernels if images[of])
+            chosen = next((one for one in found if one[0]), None)
+            if not chosen:
+                continue
+            kernel, grid, threads, is_flat = chosen
+            r, c, g = (1, n, (1, grid_rows * grid_cols)) if is_flat else (rows, cols, (grid_rows, grid_cols))
+
+            def call(i, kernel=kernel, grid=grid, threads=threads, r=r, c=c, g=g, is_flat=is_flat):
+                scales = o.scales[i].data_ptr() if o.source in ("e4m3", "e2m1") else 0
+                source = cast_source(o.x[i].data_ptr(), scales, 0 if is_flat else 2 * cols if o.source == "gated" else cols, r, c, of_shift)
+                out = cast_out(o.codes[i].data_ptr(), o.new_scales[i].data_ptr(), cast_grid(*g, row_shift, col_shift, order), transposed)
+                launch(kernel, grid, threads, [source, struct.pack("<I", r), struct.pack("<I", c), cast_rule(to, order), out])
+
+            calls[state] = call
+            o.codes[0].zero_(), o.new_scales[0].zero_()
+            call(0)
+            torch.cuda.synchronize()
+            written_by[state] = o.codes[0].clone(), o.new_scales[0].clone()
+        for state, got in written_by.items():
+            first = next(iter(written_by))
+            if not all(map(torch.equal, got, written_by[first])):
+                sys.exit(f"{label}: the bytes of {state} are not those of {first}")
+            if not got[0].any():
+                sys.exit(f"{label}: all codes are zero")
+        if kernels and not written_by:
+            return
+        if calls["bf16"] is None:
+            calls["bf16"] = self.bf16
+        times = timed(calls, o.sets)
+        size = {"bf16": 16, "gated": 32, "e4m3": 8, "e2m1": 4}[o.source] * n // 8 + {E2M1: n // 2, E4M3: n, BF16: 2 * n}[to]
+        size += 0 if to == BF16 else grid_rows * grid_cols * (1 if order == UE8M0 else 4)
+        size += 4 * (n >> of_shift) if o.source in ("e4m3", "e2m1") else 0
+        share = lambda time: f"{time:.2f} ({size / time / (4 * n / times['bf16']):.3f})"
+        best = min(times[k] for k in times if k.startswith("copy"))
+        cells = [share(times[state]) if state in times else "" for state in self.states]
+        print(f"| {label}, {rows} x {cols} | {times['bf16']:.2f} | {share(best)} | {' | '.join(cells)} |", flush=True)
+
+    def copy_transposed(self, o):
+        kernel = function(self.copies, "copy_transposed")
+        return lambda i: launch(kernel, (o.rows * o.cols >> 14, 1, 1), 256, [struct.pack("<Q", o.x[i].data_ptr()), struct.pack("<Q", o.codes[i].data_ptr()),
+                                                                              struct.pack("<I", o.rows), struct.pack("<I", o.cols)])
+
+
+def plain(bench, rows, cols, small):
+    o = Operands(rows, cols, "bf16")
+    bench.bf16 = bench.copy(o, "copy_16_16", 1, 256, rows * cols // 8)
+    for to, name, copy in ((E2M1, "e2m1", "copy_16_4"), (E4M3, "e4m3", "copy_16_8")):
+        for shift in (4, 5, 7):
+            kernels = [flat(f"cast_groups_flat_few_{name}_bf16", rows, cols, 8)] * (small and shift == 7)
+            kernels += [few("cast_groups_few_bf16", rows, cols)] if small else []
+            if to == E2M1:
+                kernels += [flat("cast_groups_flat_bf16", rows, cols, 32)] + [line("cast_groups_large_bf16", rows, cols, 64)] * (rows * cols > 1 << 26)
+            kernels.append(line(f"cast_groups_{name}_bf16", rows, cols, 32))
+            bench.case(f"bf16 to {name} 1x{1 << shift}", o, to, (0, shift), kernels, (copy, 8, 0, 1 << shift >> 3))
+        if small:
+            continue
+        old = square(f"cast_groups_square_{name}_bf16", rows, cols, 8, to == E4M3)
+        for order, label in ((COLUMN_MAJOR, "by columns"), (UE8M0, "ue8m0")):
+            for shift in (5, 7):
+                kernels = [square("cast_groups_wide_across_bf16", rows, cols, 4, True)] if to == E2M1 else []
+                bench.case(f"bf16 to {name} 1x{1 << shift} {label}", o, to, (0, shift), [*kernels, old], (copy, 8, 0, (1 << shift >> 3) * (4 if order == UE8M0 else 1)), order)
+        kernels = [line("cast_row_wide_bf16", rows, cols, 64)] if to == E2M1 else []
+        bench.case(f"bf16 to {name} row", o, to, (0, 31), [*kernels, line("cast_row_4_bf16", rows, cols, 32)], (copy, 8, 0, 0))
+        for label, kernel, groups in (("32x32", "tile", (5, 5)), ("128x128", "tile", (7, 7)), ("32x1", "channel", (5, 0)), ("128x1", "channel", (7, 0))):
+            lanes = 1 << sum(groups) >> 3
+            bench.case(f"bf16 to {name} {label}", o, to, groups, [tiles(f"cast_{kernel}_bf16", rows, cols)], (copy, 8, 0, lanes))
+            if kernel == "channel":
+                bench.case(f"bf16 to {name} {label} transposed", o, to, groups, [tiles("cast_channel_bf16", rows, cols)], (copy, 8, 0, lanes), transposed=True)
+    return o
+
+
+def coded(bench, rows, cols, small):
+    for source, to, name, groups, of_shift, copy in (
+        ("e4m3", E2M1, "e2m1", (0, 5), 7, ("copy_16_8", 16, 8, 2)),
+        ("e4m3", E4M3, "e4m3", (0, 5), 7, ("copy_16_16", 16, 8, 2)),
+        ("e4m3", E4M3, "e4m3", (7, 0), 7, ("copy_16_16", 16, 8, 8)),
+        ("e2m1", E4M3, "e4m3", (0, 7), 5, ("copy_8_16", 16, 2, 8)),
+    ):
+        o = Operands(rows, cols, source)
+        if groups == (7, 0):
+            kernels, label = [tiles("cast_channel_e4m3", rows, cols)], "128x1"
+        else:
+            old = few(f"cast_groups_few_{source}", rows, cols) if small else line(f"cast_groups_{name}_{source}", rows, cols, 64)
+            kernels = [old] if small else [flat(f"cast_groups_flat_{name}_{source}", rows, cols, 64 if "e2m1" in (source, name) else 32), old]
+            label = f"1x{1 << groups[1]}"
+        bench.case(f"{source} 1x{1 << of_shift} to {name} {label}", o, to, groups, kernels, copy, of_shift=of_shift)
+    for source, of_shift, copy in (("e4m3", 7, ("copy_8_16", 8, 16, 0)), ("e2m1", 5, ("copy_4_16", 8, 4, 0))):
+        bench.case(f"{source} 1x{1 << of_shift} back to bf16", Operands(rows, cols, source), BF16, (0, 7), [], copy, of_shift=of_shift)
+
+
+def gated(bench, rows, cols):
+    o = Operands(rows, cols, "gated")
+    as_produced = lambda shape: ("produced", *shape[1:])
+    kernels = [as_produced(line("cast_groups_e4m3_bare_bf16", rows, cols, 32))]
+    bench.case("swiglu to e4m3 1x128 by columns", o, E4M3, (0, 7), kernels, ("copy_32_8", 8, 0, 16), COLUMN_MAJOR)
 
 
 def main():
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
     torch.zeros(1, device="cuda")
-    states = {state: {image: load(state, image) for image in ("cast_rows", "cast_tile", "produced")} for state in sys.argv[1:]}
-    print(f"{torch.cuda.get_device_name()}; microseconds, and of the first's\n\n| cast | {' | '.join(states)} |")
-    print("|---|" + "---|" * len(states))
-    for rows, cols in ((16384, 6144), (4096, 7168)):
-        large = rows == 16384
-        to_e2m1, elements = ("cast_groups_large_bf16", 64) if large else ("cast_groups_e2m1_bf16", 32)
-        rows_of = lambda label, kernel, code_format, shift, elements, coded=False: case(
-            states, label, "cast_rows", kernel, rows, cols, code_format, shift, ROW_MAJOR, line(rows, cols, elements), coded)
-        rows_of("bf16 to e2m1 1x32", to_e2m1, E2M1, 5, elements)
-        rows_of("bf16 to e2m1 1x128", to_e2m1, E2M1, 7, elements)
-        rows_of("bf16 to e4m3 1x128", "cast_groups_e4m3_bf16", E4M3, 7, 32)
-        rows_of("bf16 to e4m3 1x16", "cast_groups_e4m3_bf16", E4M3, 4, 32)
-        for name, code_format in (("e2m1", E2M1), ("e4m3", E4M3)):
-            case(states, f"bf16 to {name} 1x128 column-major", "cast_rows", "cast_groups_square_bf16", rows, cols,
-                 code_format, 7, COLUMN_MAJOR, square(rows, cols))
-        rows_of("e4m3 1x128 to e2m1 1x32", "cast_groups_e2m1_e4m3", E2M1, 5, 64, True)
-        rows_of("e4m3 1x128 to e4m3 1x32", "cast_groups_e4m3_e4m3", E4M3, 5, 64, True)
-        for source, coded in (("bf16", False), ("e4m3", True)):
-            for name, code_format in (("e4m3", E4M3), ("e2m1", E2M1)):
-                case(states, f"{source} to {name} 128x1", "cast_tile", f"cast_channel_{source}", rows, cols, code_format, 7, ROW_MAJOR,
-                     tiles(rows, cols), coded, channel=True)
-        case(states, "bf16 to e4m3 128x1 transposed", "cast_tile", "cast_channel_bf16", rows, cols, E4M3, 7, ROW_MAJOR, tiles(rows, cols),
-             channel=True, transposed=True)
-    for rows in (16384, 4096):
-        for name, order in (("column-major", COLUMN_MAJOR), ("row-major", ROW_MAJOR)):
-            case(states, f"swiglu to e4m3 1x128 {name}", "produced", "cast_groups_e4m3_bare_bf16", rows, 7168, E4M3, 7, order,
-                 line(rows, 7168, 32), kind=SWIGLU)
-        for name, kind in (("silu", SILU), ("gelu", GELU)):
-            case(states, f"{name} to e4m3 1x128", "produced", "cast_groups_e4m3_single_bf16", rows, 7168, E4M3, 7, ROW_MAJOR,
-                 line(rows, 7168, 32), kind=kind)
-        case(states, "swiglu to e4m3 128x1", "produced", "cast_channel_bare_bf16", rows, 7168, E4M3, 7, ROW_MAJOR, tiles(rows, 7168),
-             kind=SWIGLU, channel=True)
+    copies = load(sys.argv[1]) or sys.exit(f"no {sys.argv[1]}")
+    bench = Bench(copies, sys.argv[2:])
+    for rows, cols in ((4096, 7168),) if PROFILE else ((16384, 6144), (4096, 7168), (128, 7168)):
+        small = rows == 128
+        keep = plain(bench, rows, cols, small)  # the copy of BF16 that casts of codes are compared with is of these
+        coded(bench, rows, cols, small)
+        del keep
+    for rows in () if PROFILE else (16384, 4096):
+        gated(bench, rows, 7168)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -211,6 +211,8 @@ fn remedy(kind: ErrorKind) -> &'static str {
         ErrorKind::NotFound => "; give a file or folder that is there",
         ErrorKind::PermissionDenied => "; give a file that you may use",
         ErrorKind::InvalidFilename => "; give a shorter name, of at most 255 bytes on most file systems",
+        ErrorKind::ReadOnlyFilesystem => "; give a name on a file system that can be written to",
+        ErrorKind::OutOfMemory => "; give the process more memory (ulimit -v, a limit of its container)",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room there, or write to another disk",
         ErrorKind::FileTooLarge => {
             "; raise the limit of the shell (ulimit -f), or write to a file system that has such files"
@@ -242,5 +244,17 @@ mod tests {
             error.starts_with("/no/such.safetensors: ") && error.ends_with("; give a file or folder that is there"),
             "{error}"
         );
+    }
+
+    /// (Both were without one.)
+    #[test]
+    fn what_the_system_refuses_of_a_disk_or_of_memory_has_a_remedy() {
+        for (kind, words) in [
+            (ErrorKind::ReadOnlyFilesystem, "; give a name on a file system that can be written to"),
+            (ErrorKind::OutOfMemory, "; give the process more memory (ulimit -v, a limit of its container)"),
+        ] {
+            let error = Error::Io { path: "x".into(), source: kind.into() }.to_string();
+            assert!(error.ends_with(words), "{error}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! D = epilogue( alpha * sum_k a[i,k] * b[j,k]  +  beta * C )        a = code_a * scales_a,  b = code_b * scales_b
 //! ```
 //!
-//! A is `m x k`, B is `n x k` (the weight of a linear layer), D is `m x n`, all row-major. Scales multiply codes: FP8 has
+//! A is `m x k`, B is `n x k` (the weight of a linear layer), C and D are `m x n`, all row-major; on a GPU C is what D held before, in F32. Scales multiply codes: FP8 has
 //! FP32 scales, MXFP8 and MXFP4 a power of two for each 32 codes, NVFP4 an E4M3 scale for each 16 and an FP32 one above it
 //! ([`Scheme`]). A may be plain where only the weights are quantized ([`Operand`]).
 //!

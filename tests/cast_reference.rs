@@ -6,7 +6,7 @@ use scaled_gemm::reference::{
     CastInput, Noise, cast, cast_back, cast_scales, cast_with_scales, definition, fp4_to_fp8,
 };
 use scaled_gemm::{
-    CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Fp8Scales, HostCastMatrix,
+    CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Error, Fp8Format, Fp8Scales, HostCastMatrix,
 };
 
 fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {
@@ -380,6 +380,20 @@ fn refusals_name_place_number_rule_and_remedy() {
                 .unwrap();
         for error in [cast(&(&q).into(), row).unwrap_err(), cast_scales(&(&q).into(), row).unwrap_err()] {
             says(error, &["scale (1, 1)", &scale.to_string(), "from 0 on"]);
+        }
+    }
+}
+
+/// (Lengths were computed before the shape was looked at: with overflow checks, a panic.)
+#[test]
+fn shapes_that_are_too_large_are_refused_before_lengths() {
+    for scheme in CastScheme::all() {
+        for (rows, cols) in [(usize::MAX, 16), (1 << 63, 16), (1711551232, 1347224064), (16, usize::MAX - 15)] {
+            let by_parts = HostCastMatrix::from_parts(scheme, rows, cols, vec![0; 1024], &[0; 4]).unwrap_err();
+            let logical = HostCastMatrix::from_logical(scheme, rows, cols, vec![0; 1024], vec![1.0]).unwrap_err();
+            for error in [by_parts, logical] {
+                assert!(matches!(error, Error::Shape { .. }), "{scheme} of {rows} x {cols}: {error}");
+            }
         }
     }
 }

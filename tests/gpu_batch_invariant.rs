@@ -134,16 +134,31 @@ impl Whole {
     }
 }
 
-/// Panics with the first of these rows that is not as among all.
+/// Panics with where the bytes of these rows are not as among all.
 fn assert_rows(found: &[u8], all: &[u8], rows: &[usize], plan: &GemmPlan) {
     let each = found.len() / rows.len();
-    for (at, row) in rows.iter().enumerate() {
-        let (found, want) = (&found[at * each..][..each], &all[row * each..][..each]);
-        if let Some(byte) = (0..each).find(|i| found[*i] != want[*i]) {
-            let m = rows.len();
-            panic!("row {row}, as row {at} of {m}, differs from byte {byte} of {each} on\n{}", plan.explain());
-        }
+    let want = gathered(all, each, rows);
+    if let Some(words) = difference(found, &want, each) {
+        panic!("of {} rows {words}\n{}", rows.len(), plan.explain());
     }
+}
+
+/// Where bytes differ, in rows of `each`: which of them, and what stands there. That tells what failed: a tile, a box of B, a line of memory.
+fn difference(found: &[u8], want: &[u8], each: usize) -> Option<String> {
+    let at: Vec<usize> = (0..want.len()).filter(|i| found[*i] != want[*i]).collect();
+    let first = *at.first()?;
+    let places = |of: fn(usize, usize) -> usize| -> BTreeSet<usize> { at.iter().map(|i| of(*i, each)).collect() };
+    let (rows, bytes) = (places(|i, each| i / each), places(|i, each| i % each));
+    let ends = |all: &BTreeSet<usize>| format!("{} from {} to {}", all.len(), all.first().unwrap(), all.last().unwrap());
+    let word = |of: &[u8]| of[first / 4 * 4..].iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
+    Some(format!(
+        "{} bytes differ, in rows {}, at bytes {} of {each}; found {}, wanted {}",
+        at.len(),
+        ends(&rows),
+        ends(&bytes),
+        word(found),
+        word(want)
+    ))
 }
 
 fn configuration(plan: &GemmPlan) -> Sm90Config {
@@ -208,6 +223,47 @@ fn a_row_has_the_same_bits_for_every_m() {
     println!("{products} products, {configurations:?}");
     let least = if handle.device().sm_count == 132 { 6 } else { 3 };
     assert!(configurations.len() >= least, "{configurations:?}: of one configuration little is seen");
+}
+
+/// Many launches of one product, each with a plan, maps and memory of its own, and then many with the same: what a copy that is read too early would change once in thousands.
+/// As many processes at once as the GPU has room for find more.
+#[test]
+#[ignore = "a minute, to look for a race"]
+fn many_launches_give_the_same_bits() {
+    let Some(handle) = hopper() else { return };
+    let seconds = std::env::var("SCALED_GEMM_HUNT").map_or(20, |text| text.parse().unwrap());
+    let (most, n, k) = (300, 18440, 144);
+    let of = Whole::new(&handle, &mut Noise::new(191), [most, n, k], VECTOR_PAIR);
+    let case = Case { beta: Some(1.0), alpha: -0.75, ..Case::new(DType::F32) };
+    let every: Vec<usize> = (0..most).collect();
+    let (want, plan) = of.product(&handle, &case, &every);
+    let (start, mut cold) = (std::time::Instant::now(), 0);
+    let mut wrong = vec![];
+    while start.elapsed().as_secs() < seconds {
+        let (found, _) = of.product(&handle, &case, &every);
+        wrong.extend(difference(&found, &want, 4 * n).map(|words| format!("launch {cold}: {words}")));
+        cold += 1;
+    }
+    let BatchA::Quantized(a) = of.matrix(&handle, most, of.rows(&every)) else { unreachable!() };
+    let old = bytes_of(case.out, of.beside.as_slice().unwrap());
+    let (mut first, mut warm, mut plan_of_all) = (None, 0, None);
+    while start.elapsed().as_secs() < 2 * seconds {
+        let mut d = upload(&handle, &old);
+        // Each element gets its sums in the order of launches.
+        for _ in 0..500 {
+            let args = GemmArgs::new(&a, &of.b, MatMut::new(&mut d, case.out, most, n).unwrap());
+            let args = args.batch_invariant(true).alpha(case.alpha).accumulate(1.0);
+            let plan = plan_of_all.get_or_insert_with(|| handle.plan(&args.desc().unwrap()).unwrap());
+            plan.execute(&handle, args).unwrap();
+        }
+        let found = handle.stream().clone_dtoh(&d).unwrap();
+        handle.synchronize().unwrap();
+        let want: &Vec<u8> = first.get_or_insert(found.clone());
+        wrong.extend(difference(&found, want, 4 * n).map(|words| format!("launches {warm} to {}: {words}", warm + 500)));
+        warm += 500;
+    }
+    println!("{cold} launches with maps of their own, {warm} others");
+    assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), plan.explain());
 }
 
 /// NaN in every other row of the batch, in codes and in scales of rows.

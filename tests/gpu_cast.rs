@@ -67,8 +67,9 @@ fn shapes() {
             check_all(&handle, &x, DType::Bf16, "spread");
         }
     }
-    // Rows that are read twice, no column.
-    for (rows, cols) in [(3, 16400), (2, 65536), (5, 0), (16, 16)] {
+    // Rows that are read twice, no column, of few rows and of many.
+    let many = 4 * handle.device().sm_count as usize + 5;
+    for (rows, cols) in [(3, 16400), (2, 65536), (5, 0), (many, 0), (16, 16)] {
         let x = spread(&mut rng, rows, cols, DType::Bf16);
         check_all(&handle, &x, DType::Bf16, "spread");
     }
@@ -203,7 +204,7 @@ fn codes_in_lines() {
     }
 }
 
-/// So large that threads cast twice as much to E2M1 (`LARGE_WAVES` in src/gpu/kernels/cast.rs): short rows, and one shape of long ones.
+/// So large that each multiprocessor casts many blocks to E2M1: short rows, and one shape of long ones.
 #[test]
 fn large() {
     let Some(handle) = handle() else { return };

@@ -53,6 +53,39 @@ fn codes_to_codes() {
     }
 }
 
+/// To kernels whose lanes have sixteen neighbours, and those of matrices without gaps, few rows and many, the last block a part of one: numbers of every size that
+/// their type has, so that factors of two are inside and outside of what products of 16 bits are found with; ties, and in some rows NaN.
+#[test]
+fn sixteen_neighbours_of_all_sizes() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(924);
+    let groups =
+        [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128, CastGroup::Row];
+    for (dtype, least, sizes) in [(DType::Bf16, -133, 255), (DType::F16, -26, 40)] {
+        for rows in [5, 4 * handle.device().sm_count as usize + 5] {
+            let cols = 17 * 128;
+            let mut x = of_kind(&mut rng, "ties", rows, cols, DType::F32);
+            for (i, mut row) in x.rows_mut().into_iter().enumerate() {
+                let factor = 2f64.powi(least + (i * 7 % sizes) as i32);
+                row.mapv_inplace(|v| round_to(dtype, (f64::from(v) / 448.0 * factor) as f32));
+                if i % 5 == 4 {
+                    row[i * 31 % cols] = f32::NAN;
+                }
+            }
+            for stride in [cols, cols + 8] {
+                let buffer = upload_strided(&handle, &x, dtype, stride, 0);
+                let matrix = MatRef::new(&buffer, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
+                for recipe in recipes(1).into_iter().filter(|recipe| groups.contains(&recipe.scheme().group())) {
+                    let want = reference::cast(&x.view().into(), recipe).unwrap();
+                    let mut got = poisoned_cast(&handle, recipe.scheme(), rows, cols);
+                    handle.cast_into(&matrix, recipe, &mut got).unwrap();
+                    assert_cast(&handle, &got, &want, &format!("{rows} x {cols} {dtype}, stride {stride}, {recipe:?}"));
+                }
+            }
+        }
+    }
+}
+
 fn check_swiglu(handle: &Handle, x: &Array2<f32>, dtype: DType, recipe: CastRecipe, context: &str) {
     let (rows, half) = (x.nrows(), x.ncols() / 2);
     let (values, _) = reference::swiglu(x.view(), &Swiglu::default()).unwrap();

@@ -10,8 +10,8 @@ use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{
     DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows,
-    GroupedWeightGradient, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo,
-    Recipe, Scheme, VecRef,
+    GroupedWeightGradient, Handle, HostParts, HostQuantMatrix, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix,
+    QuantizeTo, Recipe, Scheme, Sm90Config, VecRef,
 };
 
 /// What rows hold that nobody may have written.
@@ -237,6 +237,102 @@ fn casts_behind_zeros_between_groups_are_those_of_each_group() {
     }
 }
 
+/// The product of all slots, to F32.
+fn all_slots<'a>(
+    a: &'a QuantMatrix,
+    b: &'a QuantMatrix,
+    counts: &'a DeviceBuffer,
+    d: &'a mut DeviceBuffer,
+) -> GroupedGemmArgs<'a> {
+    let rows = GroupedRows::Masked { slot_rows: SLOT, counts: counts.view() };
+    GroupedGemmArgs::new(a, b, GROUPS, rows, MatMut::new(d, DType::F32, GROUPS * SLOT, OUT).unwrap())
+}
+
+/// Rows and matrices of experts that were quantized each by itself, with one scale: the product of all has the bits of one by one, also where one side has one
+/// scale in all; scales are those that memory holds at each launch.
+#[test]
+fn a_scale_for_each_group_is_that_of_its_operand_alone() {
+    let Some(handle) = handle() else { return };
+    let scheme = Scheme::Fp8Tensor(Fp8Format::E4M3);
+    let (mut rng, counts) = (Noise::new(47), [70usize, 0, SLOT]);
+    let mut of_groups = |rows: usize| -> Vec<HostQuantMatrix> {
+        let cast = |g: usize| {
+            let x = matrix(&mut rng, rows, K).mapv(|v| v * [0.25, 1.0, 60.0][g]);
+            reference::quantize(x.view(), DType::F32, Recipe::new(scheme)).unwrap()
+        };
+        (0..GROUPS).map(cast).collect()
+    };
+    let (x, w) = (of_groups(SLOT), of_groups(OUT));
+    let stacked = |all: &[HostQuantMatrix], scale: f32| {
+        let codes: Vec<u8> = all.iter().flat_map(|one| one.codes().to_vec()).collect();
+        let parts = HostParts { codes, scales: vec![scale], ..HostParts::default() };
+        let rows = all.iter().map(HostQuantMatrix::rows).sum();
+        QuantMatrix::from_host(&handle, &HostQuantMatrix::from_parts(scheme, rows, K, parts).unwrap()).unwrap()
+    };
+    let scales = |all: &[HostQuantMatrix]| -> Vec<f32> { all.iter().map(|one| one.scales()[0]).collect() };
+    assert!(scales(&x).windows(2).all(|two| two[0] != two[1]) && scales(&w).windows(2).all(|two| two[0] != two[1]));
+    // A scale that nobody may read.
+    let (a, b) = (stacked(&x, f32::NAN), stacked(&w, f32::NAN));
+    let (one_a, one_b) = (stacked(&x, 0.5), stacked(&w, 0.75));
+    let (mut of_a, of_b) = (handle.upload(&scales(&x)).unwrap(), handle.upload(&scales(&w)).unwrap());
+    let counts_on = handle.upload(&counts.map(|count| count as i64)).unwrap();
+    let mut d = handle.alloc(GROUPS * SLOT * OUT * 4).unwrap();
+    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
+        let args = all_slots(&a, &b, &counts_on, &mut d).scales_of_b(of_b.view());
+        let text = handle.grouped_gemm(args).unwrap_err().to_string();
+        assert!(text.contains("a scale for each group") && text.contains("fp8-row"), "{text}");
+        return;
+    }
+    let options = PlanOptions::default().with_formulation(Formulation::Sm90);
+    let mut plan = handle.plan_with(&GemmDesc::new(SLOT, OUT, K, scheme, scheme, DType::F32), &options).unwrap();
+    let mut alone = |g: usize, scale_a: f32, scale_b: f32| -> Vec<f32> {
+        let (a, b) = (stacked(&x[g..=g], scale_a), stacked(&w[g..=g], scale_b));
+        let mut d = handle.alloc(SLOT * OUT * 4).unwrap();
+        plan.execute(&handle, GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::F32, SLOT, OUT).unwrap())).unwrap();
+        handle.read(&d.view()).unwrap()
+    };
+    let mut check = |d: &DeviceBuffer, of: [Vec<f32>; 2], what: &str| {
+        let found: Vec<f32> = handle.read(&d.view()).unwrap();
+        for (g, count) in counts.into_iter().enumerate() {
+            let want = alone(g, of[0][g], of[1][g]);
+            let same =
+                found[g * SLOT * OUT..].iter().zip(&want[..count * OUT]).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{what}, group {g}");
+        }
+    };
+    for config in Sm90Config::ALL {
+        d = handle.upload(&vec![f32::NAN; GROUPS * SLOT * OUT]).unwrap();
+        handle
+            .grouped_gemm(
+                all_slots(&a, &b, &counts_on, &mut d).scales_of_a(of_a.view()).scales_of_b(of_b.view()).config(config),
+            )
+            .unwrap();
+        check(&d, [scales(&x), scales(&w)], &format!("{config}"));
+    }
+    handle.grouped_gemm(all_slots(&a, &one_b, &counts_on, &mut d).scales_of_a(of_a.view())).unwrap();
+    check(&d, [scales(&x), vec![0.75; GROUPS]], "A alone has them");
+    handle.grouped_gemm(all_slots(&one_a, &b, &counts_on, &mut d).scales_of_b(of_b.view())).unwrap();
+    check(&d, [vec![0.5; GROUPS], scales(&w)], "B alone has them");
+    let graph = capture_owned(&handle, || {
+        handle.grouped_gemm(all_slots(&a, &b, &counts_on, &mut d).scales_of_a(of_a.view()).scales_of_b(of_b.view()))
+    });
+    let graph = graph.unwrap();
+    handle.write(&mut of_a.view_mut(), &[3.0f32, 5.0, 7.0]).unwrap();
+    handle.launch(&graph).unwrap();
+    check(&d, [vec![3.0, 5.0, 7.0], scales(&w)], "new scales in a graph");
+
+    let few = handle.upload(&[1.0f32; 2]).unwrap();
+    let text = |result: scaled_gemm::Result<()>| result.unwrap_err().to_string();
+    let short = text(handle.grouped_gemm(all_slots(&a, &b, &counts_on, &mut d).scales_of_b(few.view())));
+    assert!(short.contains("scales of B: 8 bytes") && short.contains("12"), "{short}");
+    let (a, b) = (
+        QuantMatrix::zeros(&handle, A, GROUPS * SLOT, K).unwrap(),
+        QuantMatrix::zeros(&handle, B, GROUPS * OUT, K).unwrap(),
+    );
+    let other = text(handle.grouped_gemm(all_slots(&a, &b, &counts_on, &mut d).scales_of_b(of_b.view())));
+    assert!(other.contains("a scale for each group of fp8-1x128:e4m3") && other.contains("fp8-tensor:e4m3"), "{other}");
+}
+
 /// Each slot, and each group's matrix, has the same largest number, so that it has the scales alone that it has among all.
 #[test]
 fn slots_of_other_pairs_are_what_each_is_alone() {
@@ -283,7 +379,9 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
             if explains {
                 let text = args.explain(&handle)?;
                 assert!(
-                    text.contains("one product a slot, 3 of them") && text.contains("counts are not read"),
+                    text.contains("one product a slot, 3 of them")
+                        && text.contains("counts are not read")
+                        && text.contains("grouped products"),
                     "{text}"
                 );
             }

@@ -85,13 +85,13 @@ impl Experts {
         want
     }
 
-    /// In one launch of all rows, by the numbers that the device finds.
+    /// In one launch of all rows, by the numbers that the device finds, so many of which it does not take as they say.
     fn in_one(
         &self,
         handle: &Handle,
         taken: &[(usize, usize)],
         starts: Option<&[i64]>,
-        counts: &[i64],
+        (counts, clamped): (&[i64], u32),
         configs: &[Option<Sm90Config>],
     ) {
         let [dy_t, x_t] = self.cleared(taken).map(|x| turned(handle, &x));
@@ -100,14 +100,16 @@ impl Experts {
         let starts_on = starts.map(|starts| handle.upload(starts).unwrap());
         for config in configs {
             let mut dw = handle.upload(&self.dw).unwrap();
+            let mut counter = handle.upload(&[77u32]).unwrap();
             let rows = match &starts_on {
                 Some(starts) => GroupedRows::Contiguous { starts: starts.view(), counts: counts_on.view() },
                 None => GroupedRows::Masked { slot_rows: self.x.nrows() / counts.len(), counts: counts_on.view() },
             };
             let of = GroupedWeightGradient::whole(&dy_t, &x_t, counts.len(), rows, target(&mut dw, counts.len()));
             let of = if let Some(config) = config { of.config(*config) } else { of };
-            handle.grouped_weight_gradient(of).unwrap();
+            handle.grouped_weight_gradient(of.clamped(counter.view_mut())).unwrap();
             let found = handle.read::<f32>(&dw.view()).unwrap();
+            assert_eq!(handle.read::<u32>(&counter.view()).unwrap(), [clamped], "{config:?}, counts {counts:?}");
             let wrong = found.iter().zip(&want).position(|(found, want)| found.to_bits() != want.to_bits());
             let place = wrong.map(|at| [at / STRIDE / OUT, at / STRIDE % OUT, at % STRIDE]);
             assert_eq!(place, None, "{config:?}, counts {counts:?}: the first group, row and column that differs");
@@ -121,12 +123,7 @@ fn target(dw: &mut DeviceBuffer, groups: usize) -> MatMut<'_> {
 
 /// A handle, if there are kernels for its GPU.
 fn hopper() -> Option<Handle> {
-    let handle = handle()?;
-    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} has no such kernels", handle.device());
-        return None;
-    }
-    Some(handle)
+    handle_with(KernelFamily::Sm90)
 }
 
 /// Slots that are empty, full, and all that lies beside a multiple of 128, in every configuration; counts that make no sense.
@@ -141,9 +138,9 @@ fn slots_give_what_each_group_gives_alone() {
     let taken = |counts: [usize; GROUPS]| -> Vec<_> {
         counts.into_iter().enumerate().map(|(g, count)| (g * SLOT, count)).collect()
     };
-    of.in_one(&handle, &taken([0, 1, 127, 128, 129, SLOT]), None, &[0, 1, 127, 128, 129, SLOT as i64], &all);
-    of.in_one(&handle, &taken([SLOT, 0, 256, 0, 0, 5]), None, &[i64::MAX, -1, 256, i64::MIN, 0, 5], &all[..2]);
-    of.in_one(&handle, &taken([0; GROUPS]), None, &[0; GROUPS], &all);
+    of.in_one(&handle, &taken([0, 1, 127, 128, 129, SLOT]), None, (&[0, 1, 127, 128, 129, SLOT as i64], 0), &all);
+    of.in_one(&handle, &taken([SLOT, 0, 256, 0, 0, 5]), None, (&[i64::MAX, -1, 256, i64::MIN, 0, 5], 3), &all[..2]);
+    of.in_one(&handle, &taken([0; GROUPS]), None, (&[0; GROUPS], 0), &all);
 }
 
 /// One behind the other with gaps, the last up to the end, which is no multiple of 128; starts that make no sense leave their groups out.
@@ -157,13 +154,13 @@ fn starts_give_what_each_group_gives_alone() {
         &handle,
         &taken,
         Some(&starts),
-        &counts,
+        (&counts, 1),
         &[None, Some(Sm90Config::Tile256x128), Some(Sm90Config::Tile64x64)],
     );
     // Up to the next one's start; at no multiple of 128, before an earlier one, behind the end, below 0.
     let (starts, counts) = ([-128, 0, 128, 388, 256, 1152], [100, 300, 200, 100, 100, 100]);
     let taken = [(0, 0), (0, 128), (128, 200), (0, 0), (0, 0), (0, 0)];
-    of.in_one(&handle, &taken, Some(&starts), &counts, &[None]);
+    of.in_one(&handle, &taken, Some(&starts), (&counts, 5), &[None]);
 }
 
 /// More than a warp has lanes.
@@ -175,7 +172,7 @@ fn many_groups() {
     let count = |g: usize| [0, 128, 0, 77, 1][g % 5] * usize::from(!(32..64).contains(&g));
     let taken: Vec<_> = (0..groups).map(|g| (g * 128, count(g))).collect();
     let counts: Vec<_> = (0..groups).map(|g| count(g) as i64).collect();
-    of.in_one(&handle, &taken, None, &counts, &[None, Some(Sm90Config::Tile128x128)]);
+    of.in_one(&handle, &taken, None, (&counts, 0), &[None, Some(Sm90Config::Tile128x128)]);
 }
 
 /// Zeros between groups, casts and gradients in one graph.
@@ -272,4 +269,29 @@ fn what_does_not_fit_together_is_refused() {
     let of = GroupedWeightGradient::new(&alone[..1], &alone[1..], d).config(Sm90Config::Tile64x64);
     let text = handle.grouped_weight_gradient(of).unwrap_err().to_string();
     assert!(text.contains("64x64 of one product a group") && text.contains("GroupedWeightGradient::whole"), "{text}");
+    // Counts are read by one launch.
+    let mut counter = handle.alloc(4).unwrap();
+    let mut d = handle.alloc(OUT * FEATURES * 4).unwrap();
+    let d = MatMut::new(&mut d, DType::F32, OUT, FEATURES).unwrap();
+    let of = GroupedWeightGradient::new(&alone[..1], &alone[1..], d).clamped(counter.view_mut());
+    let text = handle.grouped_weight_gradient(of).unwrap_err().to_string();
+    assert!(text.contains("clamped groups with one product") && text.contains("clear_between_groups"), "{text}");
+    let rows = slots(SLOT);
+    let mut dw = handle.alloc(2 * OUT * FEATURES * 4).unwrap();
+    let dw = MatMut::new(&mut dw, DType::F32, 2 * OUT, FEATURES).unwrap();
+    let mut all = counter.view_mut();
+    let of = GroupedWeightGradient::whole(&dy_t, &x_t, 2, rows, dw).clamped(all.part(0..2).unwrap());
+    let text = handle.grouped_weight_gradient(of).unwrap_err().to_string();
+    assert!(text.contains("count of clamped groups") && text.contains("2 bytes"), "{text}");
+    // Refused before the product: gradients that were added could not be taken back.
+    let rows = slots(SLOT);
+    let mut dw = handle.upload(&vec![f32::NAN; 2 * OUT * FEATURES]).unwrap();
+    let mut two = handle.alloc(8).unwrap();
+    let mut all = two.view_mut();
+    let d = MatMut::new(&mut dw, DType::F32, 2 * OUT, FEATURES).unwrap();
+    let of = GroupedWeightGradient::whole(&dy_t, &x_t, 2, rows, d).clamped(all.part(2..6).unwrap());
+    let text = handle.grouped_weight_gradient(of).unwrap_err().to_string();
+    assert!(text.contains("count of clamped groups") && text.contains("4-byte aligned"), "{text}");
+    let left: Vec<f32> = handle.read(&dw.view()).unwrap();
+    assert!(left.iter().all(|v| v.is_nan()), "a refused product was stored");
 }

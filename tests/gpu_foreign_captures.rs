@@ -7,15 +7,17 @@
 #[path = "common/calls.rs"]
 mod calls;
 mod common;
+#[path = "common/foreign.rs"]
+mod foreign;
 #[path = "common/hazards.rs"]
 mod hazards;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 use calls::*;
 use common::gemm::*;
 use common::*;
+use foreign::*;
 use hazards::*;
 use scaled_gemm::cudarc::driver::sys::CUstreamCaptureMode::{
     self, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
@@ -28,28 +30,6 @@ use scaled_gemm::{
 };
 
 const MODES: [CUstreamCaptureMode; 2] = [THREAD_LOCAL, RELAXED];
-
-fn end(stream: &Arc<CudaStream>) -> CudaGraph {
-    let ended = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-    ended.unwrap_or_else(|e| panic!("the capture is broken: {e}")).expect("a graph")
-}
-
-/// Captures as a program does that knows cudarc alone.
-fn foreign(handle: &Handle, mode: CUstreamCaptureMode, enqueue: impl FnOnce() -> Result<(), Error>) -> CudaGraph {
-    handle.stream().begin_capture(mode).unwrap();
-    let enqueued = enqueue();
-    let graph = end(handle.stream());
-    enqueued.unwrap();
-    graph
-}
-
-/// How much was captured. What was allocated, copied or freed inside is a node, too.
-fn nodes(graph: &CudaGraph) -> usize {
-    let mut count = 0;
-    // SAFETY: the graph is alive; without a list to write to, the driver writes their number alone.
-    unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &mut count) }.result().unwrap();
-    count
-}
 
 fn is_captured(stream: &CudaStream) -> bool {
     stream.capture_status().unwrap() != CU_STREAM_CAPTURE_STATUS_NONE

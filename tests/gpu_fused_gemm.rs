@@ -134,8 +134,7 @@ fn each_kernel_once() {
     let first = || recipes().take(1);
     check_swiglu(&handle, &Products::new(&handle, &mut rng, [131, 256, 400], 1.0, None), "131", first());
     check_codes(&handle, &mut rng, [131, 144, 400], 1.0, first());
-    grouped(&handle, &mut rng, true);
-    grouped(&handle, &mut rng, false);
+    Grouped::ALL.into_iter().for_each(|of| grouped(&handle, &mut rng, of));
 }
 
 #[test]
@@ -215,10 +214,29 @@ fn codes_of_products() {
     }
 }
 
+/// What is made of the products of groups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Grouped {
+    Codes,
+    /// Codes of the activation of a bias of each group.
+    CodesOfEpilogue,
+    Swiglu,
+    /// SwiGLU in numbers, rows apart.
+    SwigluNumbers,
+}
+
+impl Grouped {
+    const ALL: [Self; 4] = [Self::Codes, Self::CodesOfEpilogue, Self::Swiglu, Self::SwigluNumbers];
+
+    fn is_swiglu(self) -> bool {
+        matches!(self, Self::Swiglu | Self::SwigluNumbers)
+    }
+}
+
 /// Groups one behind the other with gaps, or in slots, of which one is empty: each as alone, and nothing else is written; in a graph whose counts change.
-fn grouped(handle: &Handle, rng: &mut Noise, swiglu: bool) {
+fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped) {
     let (groups, n, k, slot) = (4, 256, 272, 132);
-    let parts = if swiglu { 2 } else { 1 };
+    let parts = if of.is_swiglu() { 2 } else { 1 };
     let rows = groups * slot + 3;
     let a = quantized(&tiled(rng, rows, k), VEC);
     let b = quantized(&tiled(rng, groups * parts * n, k), BLK);
@@ -235,36 +253,59 @@ fn grouped(handle: &Handle, rng: &mut Noise, swiglu: bool) {
     let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
     let on = QuantMatrix::from_host(handle, &a).unwrap();
     let weights = QuantMatrix::from_host(handle, &b).unwrap();
+    // The same numbers in every type. That of another group would show in the scales, which are FP32 numbers of the largest sum.
+    let in_all = |x| round_to(DType::F16, round_to(DType::Bf16, x));
+    let bias: Vec<f32> = (0..groups * n).map(|_| in_all(rng.normal())).collect();
+    let biases = WIDE.map(|dtype| handle.upload(&bytes_of(dtype, &bias)).unwrap());
     let starts: Vec<i64> = (0..groups as i64).map(|g| g * slot as i64).collect();
     let starts_there = handle.upload(&starts).unwrap();
     let mut counts_there = handle.upload(&[0i64; 4]).unwrap();
     handle.load_kernels(&[KernelFamily::Sm90]).unwrap();
     for (i, masked) in [false, true].into_iter().enumerate() {
-        for config in if swiglu { &SWIGLU[..] } else { &CODES[..] } {
-            let mut d = poisoned_matrix(handle, VEC, rows, n);
+        for (j, config) in if of.is_swiglu() { &SWIGLU[..] } else { &CODES[..] }.iter().enumerate() {
+            // Of the bias, or of D.
+            let dtype = WIDE[(2 * i + j) % 3];
+            let what = format!("{of:?}, {config}, {dtype}, masked: {masked}");
+            let stride = n + 8 * (i + 1);
+            let mut codes = poisoned_matrix(handle, VEC, rows, n);
+            let mut numbers = handle.upload(&vec![0xFFu8; rows * stride * dtype.bytes()]).unwrap();
             let graph = capture_owned(handle, || {
                 let places = match masked {
                     true => GroupedRows::Masked { slot_rows: slot, counts: counts_there.view() },
                     false => GroupedRows::Contiguous { starts: starts_there.view(), counts: counts_there.view() },
                 };
-                let args = match swiglu {
-                    true => FusedGemmArgs::swiglu(&on, &weights, &mut d),
-                    false => FusedGemmArgs::quantized(&on, &weights, &mut d),
+                let args = match of {
+                    Grouped::Codes => FusedGemmArgs::quantized(&on, &weights, &mut codes),
+                    Grouped::CodesOfEpilogue => FusedGemmArgs::quantized(&on, &weights, &mut codes)
+                        .bias(VecRef::new(&biases[(2 * i + j) % 3], dtype, groups * n)?)
+                        .activation(Activation::Gelu),
+                    Grouped::Swiglu => FusedGemmArgs::swiglu(&on, &weights, &mut codes),
+                    Grouped::SwigluNumbers => {
+                        let d = MatMut::new(&mut numbers, dtype, rows, n)?.with_row_stride(stride)?;
+                        FusedGemmArgs::swiglu(&on, &weights, d)
+                    }
                 };
                 handle.fused_gemm(args.alpha(ALPHA).groups(groups, places).config(*config))
             })
             .unwrap();
             for counts in [[7i64, 0, 132, 65], [0, 1, 128, 131 - i as i64]] {
                 handle.write(&mut counts_there.view_mut(), &counts).unwrap();
-                d.write_parts(handle, |mut p| {
-                    handle.write(&mut p.codes, &vec![0xFFu8; rows.next_multiple_of(4) * n])?;
-                    handle.write(&mut p.scales, &vec![f32::NAN; rows.next_multiple_of(4) * n / 128])
-                })
-                .unwrap();
+                handle.write(&mut numbers.view_mut(), &vec![0xFFu8; rows * stride * dtype.bytes()]).unwrap();
+                codes
+                    .write_parts(handle, |mut p| {
+                        handle.write(&mut p.codes, &vec![0xFFu8; rows.next_multiple_of(4) * n])?;
+                        handle.write(&mut p.scales, &vec![f32::NAN; rows.next_multiple_of(4) * n / 128])
+                    })
+                    .unwrap();
                 handle.launch(&graph).unwrap();
-                let codes = handle.read_bytes(&d.codes()).unwrap();
-                let scales: Vec<f32> = handle.read(&d.scales()).unwrap();
-                let mut want = vec![0xFF; codes.len()];
+                let scales: Vec<f32> = handle.read(&codes.scales()).unwrap();
+                // Bytes from one row to the next.
+                let (got, pitch) = match of {
+                    Grouped::SwigluNumbers => (numbers.view(), stride * dtype.bytes()),
+                    _ => (codes.codes(), n),
+                };
+                let got = handle.read_bytes(&got).unwrap();
+                let mut want = vec![0xFF; got.len()];
                 let mut want_scales = vec![f32::NAN; scales.len()];
                 for (g, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
                     let (from, count) = (g * slot, count as usize);
@@ -272,19 +313,26 @@ fn grouped(handle: &Handle, rng: &mut Noise, swiglu: bool) {
                         handle,
                         &part(&a, from, from + count),
                         &part(&b, g * parts * n, (g + 1) * parts * n),
-                        None,
+                        (of == Grouped::CodesOfEpilogue).then(|| &bias[g * n..(g + 1) * n]),
                     );
-                    let values = if swiglu { own.swiglu() } else { own.sums };
+                    let values = if of.is_swiglu() { own.swiglu() } else { own.sums };
+                    if of == Grouped::SwigluNumbers {
+                        for (row, values) in values.rows().into_iter().enumerate() {
+                            let row_of_d = bytes_of(dtype, &values.mapv(|x| round_to(dtype, x)));
+                            want[(from + row) * pitch..][..row_of_d.len()].copy_from_slice(&row_of_d);
+                        }
+                        continue;
+                    }
                     let own = coded(&values, recipe);
                     want[from * n..(from + count) * n].copy_from_slice(own.logical_codes());
                     for (i, scale) in own.logical_scales().into_iter().enumerate() {
                         want_scales[i % (n / 128) * rows.next_multiple_of(4) + from + i / (n / 128)] = scale;
                     }
                 }
-                let wrong = (0..rows).find(|row| codes[row * n..][..n] != want[row * n..][..n]);
-                assert_eq!(wrong, None, "the first row that differs, {config}, counts {counts:?}, swiglu {swiglu}");
+                let wrong = (0..rows).find(|row| got[row * pitch..][..pitch] != want[row * pitch..][..pitch]);
+                assert_eq!(wrong, None, "the first row that differs, {what}, counts {counts:?}");
                 let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-                assert!(scales.iter().zip(&want_scales).all(same), "scales, {config}, counts {counts:?}");
+                assert!(scales.iter().zip(&want_scales).all(same), "scales, {what}, counts {counts:?}");
             }
         }
     }
@@ -294,8 +342,7 @@ fn grouped(handle: &Handle, rng: &mut Noise, swiglu: bool) {
 fn groups_give_what_each_gives_alone() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(275);
-    grouped(&handle, &mut rng, true);
-    grouped(&handle, &mut rng, false);
+    Grouped::ALL.into_iter().for_each(|of| grouped(&handle, &mut rng, of));
 }
 
 /// Several tiles a block, fewer k-blocks than stages, so that one warpgroup may run ahead of the other, far gates, and tiles of which one warpgroup has no columns: a race
@@ -326,6 +373,45 @@ fn the_same_bits_every_time() {
                 handle.fused_gemm(FusedGemmArgs::quantized(&of.a, &of.b, &mut d).alpha(ALPHA).config(config)).unwrap();
                 assert_device_bits(&handle, &d, &want, &format!("{config}, k = {k}, size {size}, round {round}"));
             }
+        }
+    }
+}
+
+/// Where the products and a pass are faster, they give the bits of the one kernel, by every rule, and in graphs.
+#[test]
+fn two_steps_give_the_bits_of_one_kernel() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(277);
+    for (i, (m, n, k)) in [(33, 2048, 1552), (256, 2048, 2064), (130, 1408, 4112)].into_iter().enumerate() {
+        let of = Products::new(&handle, &mut rng, [m, 2 * n, k], [1.0, 1e4, 1e-8][i], None);
+        let want = of.swiglu();
+        for (recipe, out) in recipes().zip(WIDE.into_iter().cycle()) {
+            let mut d = target(&handle, m, n);
+            let args = FusedGemmArgs::swiglu(&of.a, &of.b, &mut d).alpha(ALPHA).recipe(recipe);
+            let text = args.explain(&handle).unwrap();
+            assert!(
+                text.contains("for both products, and a pass over them; ") && text.contains("bytes of scratch"),
+                "{text}"
+            );
+            handle.fused_gemm(args).unwrap();
+            assert_device_bits(&handle, &d, &coded(&want, recipe), &format!("{recipe:?}, m = {m}\n{text}"));
+            let mut d = handle.upload(&vec![0xFFu8; m * (n + 4) * out.bytes()]).unwrap();
+            let to = MatMut::new(&mut d, out, m, n).unwrap().with_row_stride(n + 4).unwrap();
+            handle.fused_gemm(FusedGemmArgs::swiglu(&of.a, &of.b, to).alpha(ALPHA)).unwrap();
+            let got = handle.read_bytes(&d.view()).unwrap();
+            for (row, bytes) in want.rows().into_iter().zip(got.chunks((n + 4) * out.bytes())) {
+                let row = bytes_of(out, row.mapv(|v| round_to(out, v)).iter());
+                let (row_got, gap) = bytes.split_at(row.len());
+                assert!(same_numbers(out, row_got, &row) && gap.iter().all(|byte| *byte == 0xFF), "{out}\n{text}");
+            }
+            let call = |d: &mut _| {
+                let to = MatMut::new(d, out, m, n)?.with_row_stride(n + 4)?;
+                handle.fused_gemm(FusedGemmArgs::swiglu(&of.a, &of.b, to).alpha(ALPHA))
+            };
+            let graph = capture_owned(&handle, || call(&mut d)).unwrap();
+            handle.write(&mut d.view_mut(), &vec![0xFFu8; got.len()]).unwrap();
+            handle.launch(&graph).unwrap();
+            assert!(handle.read_bytes(&d.view()).unwrap() == got, "in a graph, {out}");
         }
     }
 }

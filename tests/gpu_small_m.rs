@@ -20,12 +20,7 @@ const TENSORS: (Scheme, Scheme) = (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4
 
 /// A handle on an sm_90.
 fn hopper() -> Option<Handle> {
-    let handle = handle()?;
-    if !KernelFamily::SmallM.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} is no sm_90", handle.device());
-        return None;
-    }
-    Some(handle)
+    handle_with(KernelFamily::SmallM)
 }
 
 /// A plan in this configuration, by way of a record.

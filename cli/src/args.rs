@@ -12,7 +12,7 @@ use scaled_gemm::{
 
 use crate::file_tensor::{self, FileTensor};
 use crate::output::Failure;
-use crate::shapes::{ShapeList, parse_shapes};
+use crate::shapes::{ShapeList, parse_m, parse_shapes};
 
 /// Scaled FP8, MXFP8 and NVFP4 matrix products: quantize, multiply, verify, benchmark.
 ///
@@ -100,7 +100,7 @@ pub struct VerifyArgs {
     #[arg(long)]
     pub json: bool,
     /// Seed of the random matrices.
-    #[arg(long, value_parser = parse_seed, default_value_t = 1)]
+    #[arg(long, value_parser = parse_seed, default_value_t = 1, allow_negative_numbers = true)]
     pub seed: u64,
 }
 
@@ -110,7 +110,7 @@ pub struct BenchArgs {
     #[arg(long, value_parser = parse_shapes, default_value = "4096x7168")]
     pub shapes: ShapeList,
     /// Rows of A for shapes that do not give them; if left out, 1 to 8192 on a GPU and 1, 16, 128 and 512 on the CPU.
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_delimiter = ',', value_parser = parse_m, allow_negative_numbers = true)]
     pub m: Vec<u32>,
     /// Schemes of the weights; activations follow: fp8-1x128 for fp8-128x128 weights; nvfp4 and plain bf16 for nvfp4
     /// weights; mxfp8 and plain bf16 for mxfp4 weights. nvfp4-row is that of activations, with nvfp4 weights. Of fp8-tensor,
@@ -196,7 +196,7 @@ pub struct QuantizeArgs {
     #[arg(long)]
     pub hadamard: bool,
     /// nvfp4: round codes at random, reproducibly for a seed; the n-th matrix of the file uses offset n.
-    #[arg(long, value_name = "SEED", value_parser = parse_seed)]
+    #[arg(long, value_name = "SEED", value_parser = parse_seed, allow_negative_numbers = true)]
     pub stochastic: Option<u64>,
     /// Quantize only the tensors whose name matches this regular expression, whatever they are. Without it the matrices, but for
     /// embeddings, output heads, norms, routers, convolutions, gates of linear attention, layers for images or sound,
@@ -239,10 +239,10 @@ pub struct QuantizeArgs {
     #[arg(long)]
     pub dry_run: bool,
     /// Most bytes of tensors in a file of a folder: 500MB, 2GiB or a number; 5GB if left out. A tensor is never divided.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, allow_negative_numbers = true)]
     pub shard_size: Option<u64>,
     /// Threads for the work on the CPU; all cores if left out.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
     pub jobs: Option<u16>,
     /// Quantize matrices that hold NaN or infinities all the same. NaN does not count in the scales; it stays NaN in fp8 and
     /// mxfp8, and becomes 6 times its scales in nvfp4 and mxfp4, which have no NaN (with --hadamard the 16 columns it is mixed with
@@ -399,7 +399,7 @@ pub struct DequantizeArgs {
     #[arg(short, long)]
     pub output: PathBuf,
     /// Most bytes of tensors in a file of a folder: 500MB, 2GiB or a number; 5GB if left out. A tensor is never divided.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, allow_negative_numbers = true)]
     pub shard_size: Option<u64>,
     /// Element type of the result: bf16, f16 or f32. Values beyond its range are refused.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
@@ -468,7 +468,7 @@ pub struct TuneArgs {
     #[arg(long, value_parser = parse_shapes)]
     pub shapes: ShapeList,
     /// Rows of A for shapes that do not give them; if left out, the powers of two from 1 to 8192.
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_delimiter = ',', value_parser = parse_m, allow_negative_numbers = true)]
     pub m: Vec<u32>,
     /// Schemes of the weights, as in bench; activations follow.
     #[arg(long, value_delimiter = ',', value_parser = parse_scheme)]

@@ -18,6 +18,7 @@ mod folder;
 mod foreign;
 mod memory;
 mod non_finite;
+mod odd_scales;
 mod orphans;
 mod output;
 mod pipeline;
@@ -32,6 +33,7 @@ mod unread;
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
@@ -39,8 +41,13 @@ use output::{Failure, Outcome, note, one_line, print};
 
 fn main() -> ExitCode {
     let result = match Cli::try_parse() {
-        Ok(cli) => run(cli).and_then(show),
+        Ok(cli) => {
+            let writes = !matches!(cli.command, None | Some(Command::Info(_) | Command::Verify(_)));
+            run(cli).and_then(|outcome| show(&outcome, writes))
+        }
         Err(text) if !text.use_stderr() => print(&text.render().to_string()),
+        // clap does not say which.
+        Err(error) if error.kind() == ErrorKind::InvalidUtf8 => Err(Failure::Use(no_utf8())),
         Err(error) => Err(Failure::Use(one_line(&error.render().to_string(), typed_command().as_deref()))),
     };
     let (code, message) = match result {
@@ -60,12 +67,23 @@ fn typed_command() -> Option<String> {
     typed.into_iter().find(|word| commands.find_subcommand(word).is_some())
 }
 
-/// The result on standard output, and on standard error what belongs beside it.
-fn show(outcome: Outcome) -> Result<(), Failure> {
-    print(&outcome.shown())?;
-    match outcome.failed {
+/// The arguments that are no text, where one of them has to be.
+fn no_utf8() -> String {
+    let words = std::env::args_os().filter_map(|word| word.into_string().err());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    format!("{}: is no UTF-8, as arguments are; rename the file, or make a link to it", words.join(", "))
+}
+
+/// The result on standard output, and on standard error what belongs beside it. `writes`: whether the command writes files, which it has
+/// done by then.
+fn show(outcome: &Outcome, writes: bool) -> Result<(), Failure> {
+    print(&outcome.shown()).map_err(|failure| match writes {
+        true => Failure::Check(failure.into_message() + "; what the command wrote to files is whole"),
+        false => failure,
+    })?;
+    match &outcome.failed {
         None => outcome.notes.iter().for_each(|text| note(text)),
-        Some(reason) => return Err(Failure::Check(reason)),
+        Some(reason) => return Err(Failure::Check(reason.clone())),
     }
     Ok(())
 }

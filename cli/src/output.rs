@@ -147,7 +147,9 @@ pub fn print(text: &str) -> Result<(), Failure> {
     let text: Vec<_> = text.trim_end().lines().map(printable).collect();
     let mut out = io::stdout().lock();
     match writeln!(out, "{}", text.join("\n")).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::Check(format!("standard output: {e}"))),
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::Check(format!("standard output: {e}; give it a file or a pipe that can be written to")))
+        }
         _ => Ok(()),
     }
 }

@@ -1,5 +1,7 @@
 //! Shapes by name or by numbers.
 
+use std::num::IntErrorKind;
+
 use scaled_gemm::models::MODELS;
 
 use crate::output::Failure;
@@ -32,8 +34,18 @@ pub fn parse_shapes(text: &str) -> Result<ShapeList, String> {
     Ok(ShapeList(shapes))
 }
 
+/// Rows of A, for shapes that do not give them.
+pub fn parse_m(text: &str) -> Result<u32, String> {
+    let m = text.parse().ok().filter(|m| (1..=LARGEST as u32).contains(m));
+    m.ok_or_else(|| format!("write a whole number from 1 to {LARGEST}, or several with commas between them"))
+}
+
 fn parse_shape(item: &str) -> Result<Shape, String> {
-    let numbers: Option<Vec<usize>> = item.split('x').map(|n| n.parse().ok()).collect();
+    let number = |digits: &str| match digits.parse::<usize>() {
+        Ok(number) => Some(number),
+        Err(e) => (*e.kind() == IntErrorKind::PosOverflow).then_some(usize::MAX),
+    };
+    let numbers: Option<Vec<usize>> = item.split('x').map(number).collect();
     let shape = match numbers.as_deref() {
         Some(&[m, n, k]) => Shape { m: Some(m), n, k },
         Some(&[n, k]) => Shape { m: None, n, k },

@@ -92,7 +92,7 @@ fn a_signal_leaves_nothing_and_what_was_there() {
     let folder = Folder::new();
     let (input, output) = (folder.file("in"), folder.file("q"));
     // Some seconds of work.
-    write(&input, &[("w", Dtype::F32, vec![4096, 4096], vec![1; 4 << 24])]);
+    write(&input, &[("w", Dtype::F32, vec![4096, 4096], vec![0x3F; 4 << 24])]);
     let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--four-over-six", "mse"];
     for (name, number) in [("INT", 2), ("TERM", 15), ("HUP", 1), ("QUIT", 3), ("XCPU", 24)] {
         fs::write(&output, "old").unwrap();
@@ -181,7 +181,7 @@ fn a_full_standard_output_is_an_error_and_a_reader_that_left_is_none() {
     let full = || Stdio::from(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
     for args in [&["info"][..], &["info", "--json"], &["--help"], &["quantize", "--help"], &["--version"]] {
         let run = Command::new(program()).args(args).args(["--device", "cpu"]).stdout(full()).output().unwrap();
-        assert_words(&error_of(&run, 1), &["standard output"]);
+        assert_words(&error_of(&run, 1), &["standard output: ", "; give it a file or a pipe that can be written to"]);
         let mut child =
             Command::new(program()).args(args).args(["--device", "cpu"]).stdout(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
@@ -192,6 +192,20 @@ fn a_full_standard_output_is_an_error_and_a_reader_that_left_is_none() {
         let run = Command::new(program()).args(args).args(["--device", "cpu"]).stderr(full()).output().unwrap();
         assert_eq!(run.status.code(), Some(code));
     }
+}
+
+/// (It read as if nothing was done.)
+#[test]
+fn what_was_written_is_said_where_standard_output_is_full() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    write(&input, &[f32_tensor("w", [16, 32], 1)]);
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut run = Command::new(program());
+    run.args(["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--device", "cpu"]).stdout(full);
+    let error = error_of(&run.output().unwrap(), 1);
+    assert_words(&error, &["standard output: ", "; what the command wrote to files is whole"]);
+    assert!(Path::new(&output).exists());
 }
 
 #[test]

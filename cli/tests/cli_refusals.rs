@@ -222,6 +222,44 @@ fn options_that_would_do_nothing_are_refused() {
     assert_eq!(read_f32(&out, "d").0, [16, 16]);
 }
 
+/// (Without the rule, or with a tip that does not work; of numbers beyond all, that they are none.)
+#[test]
+fn numbers_that_are_none_are_refused_with_the_rule() {
+    let rule = "write a whole number from 1 to 1048576, or several with commas between them";
+    for m in ["1-8", "0", "-1", "1048577", "1,x", ""] {
+        let error = bad(2, &["bench", "--m", m]);
+        assert_words(&error, &["--m <M>", rule]);
+        assert!(!error.contains("tip:"), "{error}");
+        let error = bad(2, &["tune", "-o", "t.json", "--m", m, "--shapes", "16x16"]);
+        assert_words(&error, &["--m <M>", rule]);
+    }
+    let rule = "write a whole number from 0 to 18446744073709551615";
+    for args in [&["quantize", "x", "--recipe", "nvfp4", "--stochastic", "-1"][..], &["verify", "--seed", "-1"]] {
+        let error = bad(2, args);
+        assert_words(&error, &["invalid value '-1'", rule]);
+        assert!(!error.contains("tip:"), "{error}");
+    }
+    for shape in ["99999999999999999999x64", "1000000000x1000000000", "16x16x99999999999999999999", "0x64"] {
+        let error = bad(2, &["bench", "--shapes", shape]);
+        assert_words(&error, &[shape, "every extent must be from 1 to 1048576"]);
+    }
+}
+
+/// (`invalid UTF-8 was detected in one or more arguments`)
+#[cfg(unix)]
+#[test]
+fn an_argument_that_is_no_utf8_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let word = std::ffi::OsStr::from_bytes(b"nonutf\xff.safetensors:x.weight");
+    let mut run = std::process::Command::new(program());
+    run.arg("gemm").arg("--a").arg(word).args(["--b", "x:y", "-o", "d", "--device", "cpu"]);
+    let error = error_of(&run.output().unwrap(), 2);
+    assert_words(
+        &error,
+        &["nonutf\u{fffd}.safetensors:x.weight", "is no UTF-8", "rename the file, or make a link to it"],
+    );
+}
+
 #[test]
 fn tune_without_a_gpu_does_not_send_to_the_cpu() {
     let folder = Folder::new();

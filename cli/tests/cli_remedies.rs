@@ -114,3 +114,20 @@ fn a_folder_that_no_engine_loads_is_called_one() {
     let text = good(&["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--dialect", "plain"]);
     assert_words(&text, &["dialect plain, without a config.json\n"]);
 }
+
+/// (Of 14 tensors five were shown, and all were scales.)
+#[test]
+fn matrices_are_named_where_a_tensor_is_not_there() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let tensors: Vec<_> =
+        ["a", "b", "c", "d"].iter().zip(1..).map(|(name, seed)| f32_tensor(name, [16, 32], seed)).collect();
+    write(&input, &tensors);
+    good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4"]);
+    let [a, b] = ["nowhere", "a"].map(|name| format!("{output}:{name}"));
+    let error = bad(2, &["gemm", "--a", &a, "--b", &b, "-o", &folder.file("d")]);
+    assert_words(
+        &error,
+        &["tensor nowhere: is not in the file; its 12 tensors are a, b, c, d, ", ", ...: give one that is there"],
+    );
+}

@@ -155,7 +155,7 @@ fn dequantize_says_which_scales_are_negative_or_zero() {
     let text = model("zero", 0.0);
     assert_words(
         &text,
-        &["the scales of 1 matrix (l.o_proj.weight) are 0 and their codes are not: all their values are"],
+        &["the scales of 1 matrix (l.o_proj.weight) are 0 and their codes are not: all their values are 0"],
     );
     let text = model("right", 0.5);
     assert!(!text.contains("scales of"), "{text}");
@@ -172,6 +172,35 @@ fn dequantize_says_which_scales_are_negative_or_zero() {
     model_folder(&path, &tensors, Some(json!({"quantization_config": {"quant_method": "fp8"}})));
     let text = said(&["dequantize", &path, "-o", &folder.file("rows-plain")]);
     assert!(!text.contains("scales of"), "{text}");
+}
+
+/// (Without a word, where `info` calls them wrong and `dequantize` warns.)
+#[test]
+fn gemm_says_which_scales_are_negative_or_zero() {
+    let folder = Folder::new();
+    let file = |name: &str, scale: f32| {
+        let path = folder.file(name);
+        write(&path, &[codes(), ("l.o_proj.weight_scale", Dtype::F32, vec![1], f32_bytes(&[scale]))]);
+        format!("{path}:{CODES}")
+    };
+    let (right, negative, zero) = (file("right", 0.5), file("negative", -0.5), file("zero", 0.0));
+    let words = [
+        "scales of 1 matrix (l.o_proj.weight) are negative, the first -0.5, which no quantizer writes",
+        "the scales of 1 matrix (l.o_proj.weight) are 0 and their codes are not: all their values are 0",
+    ];
+    for (a, b, says) in [
+        (&right, &right, [false, false]),
+        (&right, &negative, [true, false]),
+        (&zero, &right, [false, true]),
+        (&negative, &zero, [true, true]),
+    ] {
+        for form in [&[][..], &["--json"]] {
+            let text = said(&[&["gemm", "--a", a, "--b", b, "-o", &folder.file("d")], form].concat());
+            for (words, says) in words.iter().zip(says) {
+                assert_eq!(text.contains(words), says, "{a} {b}: {text}");
+            }
+        }
+    }
 }
 
 /// (They stayed without a word, and the config that spoke of them went.)

@@ -4,7 +4,9 @@ mod common;
 
 use std::fs;
 
-use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, json, read_f32, run_bare, values, write};
+use common::{
+    Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, json, read_f32, run_bare, run_on, values, write,
+};
 use safetensors::tensor::{Dtype, SafeTensors};
 
 /// 16 rows of 32 small values, some of them replaced.
@@ -378,4 +380,56 @@ fn mxfp4_takes_what_the_help_says() {
     let largest = x[..32].iter().filter(|v| v.is_finite()).fold(0.0_f32, |a, v| a.max(v.abs()));
     assert!(back[(0, 3)] >= largest && back[(0, 3)] <= 2.0 * largest, "{} of {largest}", back[(0, 3)]);
     assert!(back[(0, 40)].is_infinite());
+}
+
+/// (Nothing was said, and `dequantize` refused what was written.)
+#[test]
+fn values_that_became_infinite_are_said() {
+    let folder = Folder::new();
+    let (input, output, back) = (folder.file("in"), folder.file("out"), folder.file("back"));
+    // In two blocks.
+    write(&input, &[with(&[(33, 3.3e38), (70, -3.3e38)]), f32_tensor("v", [16, 32], 1)]);
+    for (recipe, rounding) in
+        [("mxfp8", "even"), ("mxfp8", "rceil"), ("mxfp4", "even"), ("mxfp8", "floor"), ("mxfp4", "floor")]
+    {
+        let args = ["quantize", &input, "-o", &output, "--recipe", recipe, "--mx-rounding", rounding];
+        let value = json(&[&args[..], &["--json"]].concat());
+        let text = good(&args);
+        let refused = !run_on("cpu", &["dequantize", &output, "-o", &back, "--dtype", "f32"]).status.success();
+        let says = text.contains(
+            "w: 2 values are beyond FP32 as they were quantized, and come back infinite; scale them down, or ",
+        );
+        let counted =
+            &value["quantized"].as_array().unwrap().iter().find(|one| one["tensor"] == "w").unwrap()["beyond_fp32"];
+        assert_eq!((says, counted == 2), (refused, refused), "{recipe} {rounding}: {text} {value}");
+        assert_eq!(refused, rounding != "floor", "{recipe} {rounding}");
+        assert!(!text.contains("v: "), "{text}");
+    }
+}
+
+/// (Without a word.)
+#[test]
+fn a_matrix_that_became_zeros_is_said() {
+    let folder = Folder::new();
+    let (input, output, back) = (folder.file("in"), folder.file("out"), folder.file("back"));
+    let tiny: Vec<f32> = values(16 * 32, 1).iter().map(|v| v * 1e-40).collect();
+    let tensor = |name, values: &[f32]| (name, Dtype::F32, vec![16, 32], f32_bytes(values));
+    write(&input, &[tensor("tiny", &tiny), tensor("zeros", &[0.0; 512]), tensor("w", &values(512, 1))]);
+    let recipes = ["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128", "mxfp8", "mxfp4", "nvfp4", "nvfp4-row"];
+    let mut said = 0;
+    for option in recipes.map(|recipe| ["--recipe", recipe]).into_iter().chain([["--group", "1x16"]]) {
+        let args = [&["quantize", &input, "-o", &output], &option[..]].concat();
+        let value = json(&[&args[..], &["--json"]].concat());
+        let text = good(&args);
+        good(&["dequantize", &output, "-o", &back, "--dtype", "f32"]);
+        for name in ["tiny", "zeros", "w"] {
+            let became = name == "tiny" && read_f32(&back, name).1.iter().all(|v| *v == 0.0);
+            let words = format!("{name}: all its values became 0, and not all were; scale them up, or leave");
+            assert_eq!(text.contains(&words), became, "{option:?}: {text}");
+            let one = value["quantized"].as_array().unwrap().iter().find(|one| one["tensor"] == name).unwrap();
+            assert_eq!(one["became_zeros"] == true, became, "{option:?}: {value}");
+            said += usize::from(became);
+        }
+    }
+    assert!(said >= 6, "{said} recipes make zeros of them");
 }

@@ -72,15 +72,16 @@ template <class T> __device__ __forceinline__ u32 signs4(const Vec8<T>& v, int k
 // Eight codes, element 0 in the lowest four bits, from two such words.
 __device__ __forceinline__ u32 join8(u32 n0, u32 n1) { return __byte_perm(n0, n1, 0x7531); }
 
-// The place of |y| among E2M1's eight magnitudes, plus the bits of ROUNDER. Magnitudes are 1/2 apart below 2, then 1, from 4 on 2: the place is
+// The place of |y| among E2M1's eight magnitudes, plus the bits of ROUNDER + PLUS. Magnitudes are 1/2 apart below 2, then 1, from 4 on 2: the place is
 // the least of 2 |y|, |y| + 2 and |y| / 2 + 4, each rounded to the nearest integer, ties to even, by the FP32 adder (the product by a power
 // of two is exact). Patterns of positive numbers order like the numbers; NaN's is above them all.
 constexpr float ROUNDER = 12582912.0f;  // 1.5 * 2^23: its ulp is 1
-__device__ __forceinline__ int e2m1_place(float y) {
+template <int PLUS> __device__ __forceinline__ int e2m1_place(float y) {
+    constexpr float FROM = ROUNDER + PLUS;
     const float a = fabsf(y);
-    const int low = __float_as_int(__fmaf_rn(a, 2.0f, ROUNDER));
-    const int middle = __float_as_int(__fadd_rn(a, ROUNDER + 2.0f));
-    const int high = __float_as_int(__fmaf_rn(a, 0.5f, ROUNDER + 4.0f));
+    const int low = __float_as_int(__fmaf_rn(a, 2.0f, FROM));
+    const int middle = __float_as_int(__fadd_rn(a, FROM + 2.0f));
+    const int high = __float_as_int(__fmaf_rn(a, 0.5f, FROM + 4.0f));
     return min(min(low, middle), high);
 }
 
@@ -95,21 +96,23 @@ __device__ __forceinline__ u32 signs8(u32 first, u32 second) {
     return join8((first & 0x80808080u) * 17, (second & 0x80808080u) * 17);
 }
 
+// The same of any |y|, or NaN.
+template <bool BOUNDED, int PLUS> __device__ __forceinline__ u32 e2m1_place_in(float y) {
+    return BOUNDED ? e2m1_place<PLUS>(y) : min(e2m1_place<PLUS>(y), __float_as_int(ROUNDER + PLUS + 7.0f));
+}
+
 // Eight codes, element 0 in the lowest four bits; `signs` are `signs8` of the same numbers. BOUNDED: none is above 6 by more than a
 // rounding, and none is NaN.
 template <bool BOUNDED> __device__ __forceinline__ u32 encode8_e2m1(const float* y, u32 signs) {
 #ifdef HARDWARE_E2M1
     return hardware_e2m1(y);
 #else
-    u32 p[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) p[i] = BOUNDED ? e2m1_place(y[i]) : min(e2m1_place(y[i]), __float_as_int(ROUNDER + 7.0f));
-    // Sums instead of shifts: what ROUNDER's bits come to is taken away at the end.
-#pragma unroll
-    for (int i = 0; i < 8; i += 2) p[i] += p[i + 1] * 16;
-#pragma unroll
-    for (int i = 0; i < 8; i += 4) p[i] += p[i + 2] * 256;
-    return p[0] + p[4] * 65536 - 0x4B400000u * 0x11111111u + signs;
+    // Sums instead of shifts. With 12 more in two places, what ROUNDER's bits come to is a multiple of 2^32.
+    const u32 a = e2m1_place_in<BOUNDED, 0>(y[0]) + e2m1_place_in<BOUNDED, 0>(y[1]) * 16;
+    const u32 b = e2m1_place_in<BOUNDED, 0>(y[2]) + e2m1_place_in<BOUNDED, 0>(y[3]) * 16;
+    const u32 c = e2m1_place_in<BOUNDED, 0>(y[4]) + e2m1_place_in<BOUNDED, 12>(y[5]) * 16;
+    const u32 d = e2m1_place_in<BOUNDED, 0>(y[6]) + e2m1_place_in<BOUNDED, 12>(y[7]) * 16;
+    return a + b * 256 + (c + d * 256) * 65536 + signs;
 #endif
 }
 
@@ -117,6 +120,61 @@ template <bool BOUNDED> __device__ __forceinline__ u32 encode8_e2m1(const float*
 __device__ __forceinline__ u32 encode8_e2m1(const float (&y)[8]) {
     return encode8_e2m1<false>(y, signs8(signs4(y, 0), signs4(y, 1)));
 }
+
+#if __CUDA_ARCH__ >= 900 && !defined(HARDWARE_E2M1)
+#define E2M1_BY_POWER
+// A factor that is a power of two leaves numbers of 16 bits exact, so that their places are found in 16 bits, two at a time: half the instructions.
+
+// What rounds them: its ulp is 1, and the sum of it and a place has the place in the lowest bits of its pattern.
+template <class T> constexpr u32 rounder16 = 0x43004300u;  // 2^7
+template <> constexpr u32 rounder16<F16> = 0x64006400u;    // 2^10
+template <class T> constexpr u32 octave16 = 0x00800080u;   // a factor of two
+template <> constexpr u32 octave16<F16> = 0x04000400u;
+// Both halves: fl(a b + c).
+template <class T> __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
+    u32 d;
+    if constexpr (octave16<T> == 0x00800080u) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ u32 min_u16x2(u32 a, u32 b) {
+    u32 m;
+    asm("min.u16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+    return m;
+}
+// Whether a power of two, its half and its double are normal numbers of T.
+template <class T> __device__ __forceinline__ bool has_power(float power) {
+    const u32 bits = __float_as_uint(power);
+    return octave16<T> == 0x00800080u ? bits - 0x01000000u <= 0x7D800000u : bits - 0x39000000u <= 0x0D800000u;
+}
+// It, twice.
+template <class T> __device__ __forceinline__ u32 power16(float power) {
+    const u32 bits = __float_as_uint(power);
+    if constexpr (octave16<T> == 0x00800080u) return __byte_perm(bits, 0, 0x3232);
+    const u32 half = (bits >> 13) - 0x1C000u;
+    return half | half << 16;
+}
+// Eight codes of numbers times a `power16`, of which none is NaN, or comes above 6: places as in `e2m1_place`.
+template <class T> __device__ __forceinline__ u32 encode8_e2m1_by_power(const uint4& x, u32 power) {
+    u32 p[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const u32 a = word(x, k) & 0x7FFF7FFFu;
+        const u32 low = fma2<T>(a, power + octave16<T>, rounder16<T>);
+        const u32 middle = fma2<T>(a, power, rounder16<T> + 0x00020002u);
+        const u32 high = fma2<T>(a, power - octave16<T>, rounder16<T> + 0x00040004u);
+        p[k] = min_u16x2(min_u16x2(low, middle), high);
+    }
+    // Places 1, 0, 3, 2 of four, with signs, in bytes; * 4097 puts 1 above 0 and 3 above 2, in bytes 1 and 3.
+    u32 n[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const u32 signs = __byte_perm(word(x, 2 * k), word(x, 2 * k + 1), 0x5713);
+        n[k] = (__byte_perm(p[2 * k], p[2 * k + 1], 0x4602) | (signs >> 4 & 0x08080808u)) * 4097;
+    }
+    return join8(n[0], n[1]);
+}
+#endif
 
 // Bytes for the magnitudes of four codes, the lowest sixteen bits of `codes`: byte m of `table`, its lower word first, for magnitude m.
 __device__ __forceinline__ u32 bytes_of_e2m1(u32 codes, uint2 table) {

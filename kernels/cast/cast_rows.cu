@@ -22,15 +22,36 @@ using SquareAcross = Square<2, true>;
     CAST_GROUPS_LINE(e2m1_##name, SOURCE, E2M1)                                                                           \
     CAST_GROUPS(square_e4m3_##name, SOURCE, SquareAcross, E4M3, 256, (square_blocks<Unwrap<void SOURCE>::Type>))                   \
     CAST_GROUPS(square_e2m1_##name, SOURCE, Square<2>, E2M1, 256, (square_blocks<Unwrap<void SOURCE>::Type>))
-// To E2M1 instructions are the limit, and twice the vectors have fewer; but each block takes as much longer, and the last ones leave
-// multiprocessors idle: for large matrices.
+// To E2M1 instructions are the limit: sixteen neighbours a lane have fewer. Small blocks leave multiprocessors idle for less of the end.
 #if __CUDA_ARCH__ == 900
-constexpr u32 LARGE_BLOCKS = 7;
+constexpr u32 WIDE_BLOCKS = 10, LONG_BLOCKS = 7, CODED_BLOCKS = 8;
 #else
-constexpr u32 LARGE_BLOCKS = 4;
+constexpr u32 WIDE_BLOCKS = 4, LONG_BLOCKS = 4, CODED_BLOCKS = 4;
 #endif
-CAST_GROUPS(large_bf16, (Plain<Bf16, true>), Line<8>, E2M1, 128, LARGE_BLOCKS)
-CAST_GROUPS(large_f16, (Plain<F16, true>), Line<8>, E2M1, 128, LARGE_BLOCKS)
+using FlatOne = Flat<1, 8>;
+using FlatTwo = Flat<2, 16>;
+using FlatFour = Flat<4, 16>;
+using LineWide = Line<4, 16>;
+using SquareWide = Square<2, false, 16, 4>;
+using SquareWideAcross = Square<2, true, 16, 4>;
+#define CAST_WIDE(name, T)                                                                                                \
+    CAST_GROUPS(flat_##name, (Wide<T>), FlatTwo, E2M1, 128, WIDE_BLOCKS)                                                  \
+    CAST_GROUPS_OF_128(flat_few_e4m3_##name, (Plain<T, true>), FlatOne, E4M3, 128)                                        \
+    CAST_GROUPS_OF_128(flat_few_e2m1_##name, (Plain<T, true>), FlatOne, E2M1, 128)                                        \
+    CAST_GROUPS(wide_##name, (Wide<T>), LineWide, E2M1, 128, LONG_BLOCKS)                                                 \
+    CAST_GROUPS(wide_square_##name, (Wide<T>), SquareWide, E2M1, 128, WIDE_BLOCKS)                                        \
+    CAST_GROUPS(wide_across_##name, (Wide<T>), SquareWideAcross, E2M1, 128, WIDE_BLOCKS)                                  \
+    extern "C" __global__ void __launch_bounds__(128, LONG_BLOCKS) cast_row_wide_##name(                                  \
+        CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
+    { cast_row<Wide<T>, 4, E2M1>(source, rows, cols, rule, out); }
+CAST_WIDE(bf16, Bf16)
+CAST_WIDE(f16, F16)
+
+// Codes of a matrix without gaps.
+CAST_GROUPS(flat_e4m3_e4m3, (Sixteen<E4M3>), FlatTwo, E4M3, 128, CODED_BLOCKS)
+CAST_GROUPS(flat_e2m1_e4m3, (Sixteen<E4M3>), FlatFour, E2M1, 128, CODED_BLOCKS)
+CAST_GROUPS(flat_e4m3_e2m1, (Sixteen<E2M1>), FlatFour, E4M3, 128, CODED_BLOCKS)
+CAST_GROUPS(flat_e2m1_e2m1, (Sixteen<E2M1>), FlatFour, E2M1, 128, CODED_BLOCKS)
 
 FOR_EACH_SOURCE(CAST_GROUPS_FEW)
 FOR_EACH_CHANNEL(CAST_GROUPS_FEW)

@@ -13,7 +13,7 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
     static constexpr int OWN = COUNT > LANES ? COUNT / LANES : 1;  // groups that one lane makes the factors of
     static constexpr int TWINS = COUNT > LANES ? 1 : LANES / COUNT;  // lanes that make the same
 
-    // Factors of all vectors, made by one lane for each group, of which `keep(v, scale)` gets the scale, v being the group's first vector.
+    // Factors of all vectors, made by one lane for each group, of which `keep(v, both)` gets it and the scale, v being the group's first vector.
     // RULE: one that `cast_scale` knows.
     template <u32 FORMAT, class RULE, class KEEP>
     static __device__ __forceinline__ void factors(const typename M::Type (&of_vectors)[VECTORS], const RULE& rule, float (&encode)[VECTORS], KEEP keep) {
@@ -30,7 +30,7 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             const GroupScale s = cast_scale<FORMAT>(rule, M::amax(m[i]));
-            if (own % TWINS == 0) keep((own / TWINS * OWN + i) * STEP, s.scale);
+            if (own % TWINS == 0) keep((own / TWINS * OWN + i) * STEP, s);
             factor[i] = s.encode;
         }
 #pragma unroll
@@ -128,18 +128,44 @@ template <class S, class SHAPE> struct Held {
 #pragma unroll
                 for (int v = 0; v < VECTORS; v++) m[v] = M::of(amax_without_nan(data[v], 0.0f));
             }
-            Groups<M, VECTORS, neighbours<S>, SHAPE::WIDTH, SHIFT>::template factors<FORMAT>(m, rule, encode, [&](u32 v, float scale) {
+            Groups<M, VECTORS, neighbours<S>, SHAPE::WIDTH, SHIFT>::template factors<FORMAT>(m, rule, encode, [&](u32 v, const GroupScale& s) {
+                if (FORMAT == E2M1) clean = clean && fits(rule, s.encode);
                 if ((!SHAPE::WHOLE && row(v) >= rows) || column(v) >> SHIFT << SHIFT >= cols) return;
-                if (SHAPE::WHOLE) store_scale_of_line(out, row(v), column(v) >> SHIFT, scale);
-                else store_scale(out.grid, out.scales, row(v), column(v) >> SHIFT, scale);
+                if (SHAPE::WHOLE) store_scale_of_line(out, row(v), column(v) >> SHIFT, s.scale);
+                else store_scale(out.grid, out.scales, row(v), column(v) >> SHIFT, s.scale);
             });
-#pragma unroll
-            for (int v = 0; v < VECTORS; v++) clean = clean && is_factor(encode[v]);
+            // Of the factors that a lane multiplies by, others have looked at some.
+            if (FORMAT == E2M1) clean = __all_sync(0xFFFFFFFFu, clean);
         }
         if (out.part == SCALES) return;
+#ifdef E2M1_BY_POWER
+        if constexpr (FORMAT == E2M1 && is_wide<S>) {
+            if (rule.pow2 && clean) return write_by_power(out, encode);
+        }
+#endif
         if (FORMAT == E2M1 && clean) write<FORMAT, true>(out, encode);
         else write<FORMAT, false>(out, encode);
     }
+
+    // Whether products by a factor are bounded, and if it is a power of two, may be found by it.
+    __device__ __forceinline__ bool fits(const CastRule& rule, float encode) const {
+#ifdef E2M1_BY_POWER
+        if constexpr (is_wide<S>)
+            if (rule.pow2) return has_power_of(data[0], encode);
+#endif
+        return is_factor(encode);
+    }
+
+#ifdef E2M1_BY_POWER
+    __device__ __forceinline__ void write_by_power(const CastOut& out, const float* encode) {
+        u8* codes = once(out.codes + ((u64)shape.row * cols + shape.first) / 2);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            if (v && v % SHAPE::ALONG == 0) codes = once(codes + (u64)cols * SHAPE::APART / 2);
+            if (inside(v)) store_piece(codes + shape.right(v) / 2, codes_by_power(data[v], encode[v]));
+        }
+    }
+#endif
 
     template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ void write(const CastOut& out, const float* encode) {
         const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
@@ -172,20 +198,32 @@ template <int COUNT, int EACH = 8> struct Line {
     __device__ __forceinline__ u32 right(u32 v) const { return v * step; }
 };
 
-// QUADS times four rows of eight chunks of 128 columns, a warp a chunk: so that scales that lie by columns are written some neighbours at a time. One
+// The same of a matrix without gaps, as one long row: blocks of 128 threads, whatever its columns.
+template <int COUNT, int EACH> struct Flat {
+    static constexpr int VECTORS = COUNT, ALONG = COUNT, ROWS = 1, APART = 1, WIDTH = 32;
+    static constexpr bool WHOLE = true;
+    static constexpr u32 row = 0, step = 128 * EACH;
+    u32 first;
+    __device__ __forceinline__ Flat() : first(blockIdx.x * COUNT * step + threadIdx.x * EACH) {}
+    static __device__ __forceinline__ u32 down(u32) { return 0; }
+    static __device__ __forceinline__ u32 right(u32 v) { return v * step; }
+};
+
+// QUADS times four rows of some chunks of 128 columns, a warp a chunk: so that scales that lie by columns are written some neighbours at a time. One
 // by one, sectors of the L2 cache are filled from memory first: 0.73 of the copy's rate instead of 0.95 (observed: H200, 2026-11).
 //
 // ACROSS: blocks that follow one another are neighbours of the same rows, so that memory is read and written in its order: E4M3 0.96 to 1.02 of the copy's
-// rate. E2M1, whose scales are more of what it writes, takes 1 % longer than down the rows (observed: H200, 2026-11).
-template <int QUADS, bool ACROSS = false> struct Square {
-    static constexpr int VECTORS = 2 * QUADS, ALONG = 2, ROWS = QUADS, APART = 4, WIDTH = 8;
+// rate. E2M1, whose scales are more of what it writes, takes 1 % longer than down the rows; of sixteen neighbours a lane in groups of 16 with FP32
+// scales alone, 4 %, in larger ones and with UE8M0 1 to 3 % less (observed: H200, 2026-11).
+template <int QUADS, bool ACROSS = false, int EACH = 8, int WARPS = 8> struct Square {
+    static constexpr int ALONG = 16 / EACH, VECTORS = ALONG * QUADS, ROWS = QUADS, APART = 4, WIDTH = 8;
     static constexpr bool WHOLE = false;
     u32 row, first;
     __device__ __forceinline__ Square()
         : row((ACROSS ? blockIdx.y : blockIdx.x) * (4 * QUADS) + threadIdx.x % 32 / 8),
-          first(((ACROSS ? blockIdx.x : blockIdx.y) * 8 + threadIdx.x / 32) * 128 + threadIdx.x % 8 * 8) {}
-    static __device__ __forceinline__ u32 down(u32 v) { return v / 2 * 4; }
-    __device__ __forceinline__ u32 right(u32 v) const { return v % 2 * 64; }
+          first(((ACROSS ? blockIdx.x : blockIdx.y) * WARPS + threadIdx.x / 32) * 128 + threadIdx.x % 8 * EACH) {}
+    static __device__ __forceinline__ u32 down(u32 v) { return v / ALONG * 4; }
+    __device__ __forceinline__ u32 right(u32 v) const { return v % ALONG * 64; }
 };
 
 // In groups of columns. THREADS and BLOCKS of a multiprocessor are what registers allow without spilling.
@@ -196,6 +234,15 @@ template <int QUADS, bool ACROSS = false> struct Square {
         begin();                                                                                                          \
         Held<Unwrap<void SOURCE>::Type, SHAPE> held(source, rows, cols);                                                  \
         held.template cast_groups<FORMAT>(rule, out);                                                                     \
+    }
+// In groups of 128 columns alone: of few rows, where what is not wanted is fetched from memory, too.
+#define CAST_GROUPS_OF_128(NAME, SOURCE, SHAPE, FORMAT, THREADS)                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS) cast_groups_##NAME(                                             \
+        CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
+    {                                                                                                                     \
+        begin();                                                                                                          \
+        Held<Unwrap<void SOURCE>::Type, SHAPE> held(source, rows, cols);                                                  \
+        held.template cast_groups<FORMAT, 7>(rule, out);                                                                  \
     }
 // To either format.
 #define CAST_GROUPS_BOTH(NAME, SOURCE, SHAPE, THREADS, BLOCKS)                                                            \
@@ -216,7 +263,7 @@ __device__ __forceinline__ void cast_row(const CastSource& source, u32 rows, u32
     using M = Maximum<S, FORMAT>;
     __shared__ float scratch[32];
     begin();
-    Held<S, Line<VECTORS>> line(source, rows, cols);
+    Held<S, Line<VECTORS, neighbours<S>>> line(source, rows, cols);
     // Those of a row that is read twice.
     S read;
     const auto read_at = [&](u32 col, bool first) {

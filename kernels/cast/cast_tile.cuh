@@ -125,6 +125,26 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     else patch.template write<FORMAT, false>(encode, out);
 }
 
+// Numbers of a column, and their signs.
+struct Column {
+    const float (&v)[8];
+    u32 first, second;
+    __device__ __forceinline__ float value(int i) const { return v[i]; }
+    __device__ __forceinline__ u32 signs(int k) const { return k == 0 ? first : second; }
+};
+
+// `signs4` of rows `from` .. `from` + 3 of column c, whose numbers are v: of 16-bit elements from their words, which two columns share.
+template <class S> __device__ __forceinline__ u32 signs_of_column(const Patch<S>& patch, const float (&v)[8], int c, int from) {
+    if constexpr (is_narrow<S>) {
+        u32 w[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) w[r] = word(patch.data[from + r].v.q[0], c / 2);
+        return __byte_perm(__byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531), c % 2 ? 0x7531 : 0x6420);
+    } else {
+        return signs4(v, from / 4);
+    }
+}
+
 // The codes of a block, transposed. They go through shared memory, so that what is written of a column lies together: sectors that are
 // filled by parts cost twice their time (observed: H200, 2026-11). `exchange` has 16 units of eight codes for each of 128 columns, in pairs; the place
 // of a pair is turned by the thread's columns, so that no bank is met twice.
@@ -139,7 +159,8 @@ __device__ __forceinline__ void exchange_codes(Patch<S>& patch, const float (&en
             if (c % 2 == 0) patch.data[r].forget();
             v[r] = patch.data[r].value(c);
         }
-        exchange[(own + c) * 16 + (unit ^ turn)] = codes_of<FORMAT, BOUNDED>(Numbers{v}, encode[c]);
+        const u32 first = signs_of_column(patch, v, c, 0), second = signs_of_column(patch, v, c, 4);
+        exchange[(own + c) * 16 + (unit ^ turn)] = codes_of<FORMAT, BOUNDED>(Column{v, first, second}, encode[c]);
     }
 }
 template <class S, u32 FORMAT>
@@ -220,8 +241,9 @@ __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows,
                 const GroupScale s = cast_scale<FORMAT>(rule, M::amax(of_column, column % PER));
                 factors[column] = s.encode;
                 if (patch.tile_col + column < cols) store_scale(out.grid, out.scales, patch.tile_row >> 7, patch.tile_col + column, s.scale);
+                clean = clean && is_factor(s.encode);
             }
-            __syncthreads();
+            clean = __syncthreads_and(clean);
 #pragma unroll
             for (int c = 0; c < 8; c += 4) {
                 const float4 four = *(const float4*)(factors + own + c);
@@ -233,14 +255,14 @@ __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows,
             for (int i = 0; i < 2; i++) {
                 const GroupScale s = cast_scale<FORMAT>(rule, M::amax(m[i / PER], i));
                 factor[i] = s.encode;
+                clean = clean && is_factor(s.encode);
                 if (patch.row - 8 * quarter < rows && patch.col < cols)
                     store_scale(out.grid, out.scales, group_row, patch.col + 2 * quarter + i, s.scale);
             }
 #pragma unroll
             for (int c = 0; c < 8; c++) encode[c] = __shfl_sync(0xFFFFFFFFu, factor[c % 2], lane % 8 + c / 2 * 8);
+            clean = __all_sync(0xFFFFFFFFu, clean);
         }
-#pragma unroll
-        for (int c = 0; c < 8; c++) clean = clean && is_factor(encode[c]);
     }
     if (out.part == SCALES) return;
     patch.forget();

@@ -2,20 +2,23 @@
 #include "base/types.cuh"
 
 // Where groups of rows lie, as the grouped product reads it (gemm/sm90.cuh): group g has rows up to the next one's start at the most, and none where it
-// begins before an earlier one, outside of the matrix, or at no multiple of four.
+// begins before an earlier one, outside of the matrix, or at no multiple of `step`.
 struct GroupPlaces {
     const i64* starts;  // [groups], first rows; null: in slots
     const i64* counts;  // [groups], rows of each
     u64 slot_rows;
     u32 groups;
+    u32 step;           // 4; of gradients of the matrices 128
 };
 
 __device__ __forceinline__ i64 start_of(const GroupPlaces& p, u32 g) { return p.starts ? p.starts[g] : (i64)(g * p.slot_rows); }
 
 // Rows that lie there for group g, which begins at `at`.
 __device__ __forceinline__ i64 room_of(const GroupPlaces& p, u32 rows, u32 g, i64 at) {
-    if (at < 0 || at % 4 != 0) return 0;
-    const i64 next = !p.starts ? at + (i64)p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)rows, end = min(next, (i64)rows);
+    if (at < 0 || at % p.step != 0) return 0;
+    const i64 next = !p.starts ? at + (i64)p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)rows;
+    // Not below 0: the compiler subtracts before it compares, and of the least number there is no less.
+    const i64 end = max(min(next, (i64)rows), (i64)0);
     return end > at ? end - at : 0;
 }
 

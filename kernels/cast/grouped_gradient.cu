@@ -17,6 +17,7 @@ template <class T, bool ALIGNED> struct GradientSource {
     };
     static constexpr u32 AT_ONCE = 1;
     static constexpr bool AHEAD = false;
+    static constexpr u32 LINE = 128 / sizeof(T);
     const T* g;
     GroupedForward forward;
     i64 shift;    // from a place in the gradient to that in x
@@ -46,6 +47,7 @@ template <class T, bool ALIGNED> struct GradientSource {
         }
         return raw;
     }
+    __device__ __forceinline__ void ask(u64 at) const { asm volatile("prefetch.global.L2 [%0];" ::"l"(g + at)); }
     __device__ __forceinline__ void values(const Raw& raw, float (&v)[8]) const {
         float x[8];
         if (forward.dtype == 0) unpack(Vec8<Bf16>{{raw.x[0]}}, x);

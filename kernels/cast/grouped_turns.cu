@@ -39,17 +39,28 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     __shared__ float scratch[2][32];
     RaiseAmax raise;
     float (&encode)[FEW] = factors_of_block();
+    prefetch_numbers(m, f.factor, f.shared);
     begin();
     Few& few = few_of_block();
-    // Asked for before the plan, which waits for memory, too.
+    // Asked for before the plan, which waits for memory, too; what follows from them is computed behind it.
     const u32 factors = f.shared ? 1 : m.members;
     float own[FEW / 256];
 #pragma unroll
-    for (u32 i = 0; i < FEW / 256; i++) own[i] = threadIdx.x + i * 256 < factors ? grouped_scale(f, threadIdx.x + i * 256).encode : 0.0f;
+    for (u32 i = 0; i < FEW / 256; i++) own[i] = threadIdx.x + i * 256 < factors ? f.factor[threadIdx.x + i * 256] : 0.0f;
     prefetch_first<Pieces>(source.x, m.length);
     plan_few<Pieces>(m, few);
+    // Scales are those of members without elements, too. The last block has no more pieces than others.
+    const bool writes = blockIdx.x == gridDim.x - 1;
 #pragma unroll
-    for (u32 i = 0; i < FEW / 256; i++) encode[threadIdx.x + i * 256] = own[i];
+    for (u32 i = 0; i < FEW / 256; i++) {
+        const u32 t = threadIdx.x + i * 256;
+        if (t >= factors) break;
+        const GroupScale s = scale_of(f, own[i]);
+        encode[t] = s.encode;
+        if (!writes) continue;
+        if (f.scales) f.scales[t] = s.scale;
+        if (f.scales_t) f.scales_t[t] = s.scale;
+    }
     __syncthreads();
 
     const u32 lane = threadIdx.x % 32, total = few.before[m.members];
@@ -127,7 +138,6 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) raw[i] = ahead[i];
     }
-    write_scales(f, m.members);
 }
 
 #define QUANTIZE_GROUPED_TURNS(name, T)                                                                                   \

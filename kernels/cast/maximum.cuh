@@ -49,6 +49,10 @@ template <class S, class T, u32 INFINITY_OF_T> struct NarrowMaximum {
 };
 template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<Bf16, ALIGNED>, FORMAT> : NarrowMaximum<Plain<Bf16, ALIGNED>, Bf16, 0x7F80> {};
 template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<F16, ALIGNED>, FORMAT> : NarrowMaximum<Plain<F16, ALIGNED>, F16, 0x7C00> {};
+template <class T, u32 FORMAT> struct Maximum<Wide<T>, FORMAT> : Maximum<Plain<T, true>, FORMAT> {
+    using Half = Maximum<Plain<T, true>, FORMAT>;
+    static __device__ __forceinline__ u32 with(u32 m, const Wide<T>& s) { return Half::with(Half::with(m, s.halves[0]), s.halves[1]); }
+};
 
 // max |value| with NaN dropped.
 template <class S> __device__ __forceinline__ float amax_without_nan(const S& s, float amax) {

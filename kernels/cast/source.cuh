@@ -59,6 +59,27 @@ template <class T, bool ALIGNED> struct Plain {
     __device__ __forceinline__ void forget() { ::forget(v); }
 };
 
+// Sixteen neighbours of an aligned matrix of 16 bits.
+template <class T> struct Wide {
+    static constexpr bool EXPERTS = false;
+    using Half = Plain<T, true>;
+    using At = typename Half::At;
+    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return Half::at(s, row, col); }
+    static __device__ __forceinline__ At down(const CastSource& s, At at, u32 rows) { return Half::down(s, at, rows); }
+    Half halves[2];
+    __device__ __forceinline__ void load(const CastSource& s, At at, u32 offset, bool inside) {
+        halves[0].load(s, at, offset, inside);
+        halves[1].load(s, at, offset + 8, inside);
+    }
+    __device__ __forceinline__ void open(const CastSource&, At, u32, int, u32, bool) {}
+    __device__ __forceinline__ Half half(int h) const { return halves[h]; }
+    __device__ __forceinline__ float value(int i) const { return halves[i / 8].value(i % 8); }
+    __device__ __forceinline__ void forget() {
+        halves[0].forget();
+        halves[1].forget();
+    }
+};
+
 // Codes times their scales, fl(code * scale): where they lie, and how they are read.
 template <u32 FORMAT> struct PackedCodes {
     static constexpr int BATCH = 8;
@@ -227,6 +248,7 @@ template <u32 FORMAT> struct Sixteen {
 // Neighbours that a source has at once.
 template <class S> constexpr int neighbours = 8;
 template <u32 FORMAT> constexpr int neighbours<Sixteen<FORMAT>> = 16;
+template <class T> constexpr int neighbours<Wide<T>> = 16;
 
 // What a source takes in registers: eight elements in four of them, or codes that are unpacked late.
 template <class S> constexpr bool is_narrow = sizeof(S) == 16 && alignof(S) == 16;
@@ -240,9 +262,10 @@ __device__ __forceinline__ uint4 both(uint2 first, uint2 second) { return {first
 __device__ __forceinline__ uint2 both(u32 first, u32 second) { return {first, second}; }
 
 // Codes of sixteen values by one factor.
-template <u32 FORMAT, bool BOUNDED, u32 OF> __device__ __forceinline__ auto codes_of_halves(const Sixteen<OF>& x, float encode) {
+template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ auto codes_of_halves(const S& x, float encode) {
     return both(codes_of<FORMAT, BOUNDED>(x.half(0), encode), codes_of<FORMAT, BOUNDED>(x.half(1), encode));
 }
+template <u32 FORMAT, bool BOUNDED, class T> __device__ __forceinline__ auto codes_of(const Wide<T>& x, float encode) { return codes_of_halves<FORMAT, BOUNDED>(x, encode); }
 template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ auto codes_of(const Sixteen<E4M3>& x, float encode) { return codes_of_halves<FORMAT, BOUNDED>(x, encode); }
 
 // E2M1 has eight magnitudes: what becomes of each is computed once and looked up. That of zeros is NaN, or that of the largest, if any is: a code of
@@ -274,6 +297,17 @@ template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ auto codes_of(con
         return uint4{four(x.codes[0]), four(x.codes[0] >> 16), four(x.codes[1]), four(x.codes[1] >> 16)};
     }
 }
+
+// Codes of E2M1 by a factor that is a power of two, where there is a shorter way (e2m1.cuh).
+template <class S> constexpr bool is_wide = false;
+template <class T> constexpr bool is_wide<Wide<T>> = true;
+#ifdef E2M1_BY_POWER
+template <class T> __device__ __forceinline__ bool has_power_of(const Wide<T>&, float encode) { return has_power<T>(encode); }
+template <class T> __device__ __forceinline__ uint2 codes_by_power(const Wide<T>& x, float encode) {
+    const u32 power = power16<T>(encode);
+    return {encode8_e2m1_by_power<T>(x.halves[0].v.q[0], power), encode8_e2m1_by_power<T>(x.halves[1].v.q[0], power)};
+}
+#endif
 
 // One place of a source: asked for, and opened.
 template <class S> __device__ __forceinline__ void load_at(S& data, const CastSource& s, int row, u32 col) { data.load(s, S::at(s, row, col), 0, row >= 0 && col < s.cols); }

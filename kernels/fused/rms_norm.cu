@@ -48,8 +48,8 @@ __device__ __forceinline__ void cast_groups(const float (&v)[HELD][8], u64 row, 
             m[i] = amax_without_nan(Numbers{v[i]}, 0.0f);
         }
     }
-    Groups<M, HELD, 8, 32, SHIFT>::template factors<FORMAT>(m, rule, encode, [&](u32 i, float scale) {
-        if (column_of(i) >> SHIFT << SHIFT < cols) store_scale_of_line(out, row, column_of(i) >> SHIFT, scale);
+    Groups<M, HELD, 8, 32, SHIFT>::template factors<FORMAT>(m, rule, encode, [&](u32 i, const GroupScale& s) {
+        if (column_of(i) >> SHIFT << SHIFT < cols) store_scale_of_line(out, row, column_of(i) >> SHIFT, s.scale);
     });
     u8* const codes = once(out.codes + (FORMAT == E2M1 ? row * cols / 2 : row * cols));
 #pragma unroll

@@ -126,8 +126,8 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
         }
         // Halves are whole groups, so that one begins within a half wherever it ends there.
         const auto inside = [&](u32 v) { return row < to.lines(rows) && (lane_col + offset(chunk, v % 2)) >> SHIFT << SHIFT < half; };
-        Groups<Maximum<Numbers, FORMAT>, 4, 8, 8, SHIFT>::template factors<FORMAT>(m, to.rule, encode, [&](u32 v, float scale) {
-            if (inside(v)) to.keep(row, place(v) >> SHIFT, scale);
+        Groups<Maximum<Numbers, FORMAT>, 4, 8, 8, SHIFT>::template factors<FORMAT>(m, to.rule, encode, [&](u32 v, const GroupScale& s) {
+            if (inside(v)) to.keep(row, place(v) >> SHIFT, s.scale);
         });
 #pragma unroll
         for (u32 v = 0; v < 4; v++) {

@@ -81,6 +81,8 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) { asm volatil
 
 // ---- clusters and registers ----
 
+#if __CUDA_ARCH__ >= 900
+constexpr bool CLUSTERS = true;
 __device__ __forceinline__ u32 cluster_rank() {
     u32 rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -99,6 +101,16 @@ __device__ __forceinline__ void cluster_sync() {
     cluster_arrive();
     cluster_wait();
 }
+#else
+// Earlier GPUs have none. Each block is alone, which the compiler knows, so that nothing of what is asked of other blocks is left.
+constexpr bool CLUSTERS = false;
+__device__ __forceinline__ u32 cluster_rank() { return 0; }
+__device__ __forceinline__ u32 cluster_size() { return 1; }
+__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_arrive_relaxed() {}
+__device__ __forceinline__ void cluster_wait() {}
+__device__ __forceinline__ void cluster_sync() {}
+#endif
 // The same place of shared memory in block `rank` of the cluster.
 __device__ __forceinline__ u32 at_rank(u32 address, u32 rank) {
     u32 at;

@@ -11,6 +11,7 @@
 // and waits for both. With the first stage of a tile the producer says which it is. Before a block ends its
 // producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
 #pragma once
+#include "gemm/groups.cuh"
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
 #include "gemm/sm90_cast.cuh"
@@ -49,30 +50,10 @@ template <class C, u32 GROUPED> struct Sm90Walk {
         return down(count) * across(p);
     }
 
-    // Where the rows of group `first` + lane start, and how many, all lanes of a warp together; `largest`: the largest start of the groups before, and then
-    // of these. A group has rows up to the next one's start at the most, and one that starts before an earlier one, or outside of A, has none: no two share a row.
-    // Of k likewise, in blocks of 128: no two share a block, as each starts with one.
+    // See groups.cuh.
     __device__ __forceinline__ static void load_32(const Sm90Problem& p, u32 first, u32& largest, u32& start, u32& count) {
-        constexpr u32 STEP = GROUPED == GROUPS_OF_K ? 128 : 4;
-        const u32 lane = threadIdx.x % 32, g = first + lane, all = GROUPED == GROUPS_OF_K ? p.k : p.m;
-        i64 at = 0, end = 0, rows = 0;
-        if (g < p.groups) {
-            at = p.starts ? p.starts[g] : (i64)g * p.slot_rows;
-            end = !p.starts ? at + p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)all;
-            rows = p.counts[g];
-        }
-        end = end < (i64)all ? end : (i64)all;
-        u32 so_far = at < 0 ? 0 : at < (i64)all ? (u32)at : all;
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            const u32 before = __shfl_up_sync(0xFFFFFFFFu, so_far, step);
-            if (lane >= step) so_far = max(so_far, before);
-        }
-        so_far = max(so_far, largest);
-        largest = __shfl_sync(0xFFFFFFFFu, so_far, 31);
-        const bool any = rows > 0 && at == (i64)so_far && at < end && at % STEP == 0;
-        start = any ? (u32)at : 0;
-        count = any ? (u32)(rows < end - at ? rows : end - at) : 0;
+        constexpr bool OF_K = GROUPED == GROUPS_OF_K;
+        load_32_groups<OF_K ? 128 : 4>(p, OF_K ? p.k : p.m, first, largest, start, count);
     }
 
     // How many tiles the block has. All lanes of a warp together.
@@ -245,6 +226,7 @@ template <class C> struct Sm90Math {
 
     // One lane of a warp for each block of the cluster says that the warp has read the stage.
     __device__ __forceinline__ void give_back(u32 stage) {
+        __syncwarp();  // an arrival tells of what its own lane has read
         const u32 lane = threadIdx.x % 32, empty = shared + C::EMPTY + 8 * stage;
         if (C::SHARERS > 1) {
             if (lane < C::SHARERS) barrier_arrive_at(empty, lane);
@@ -337,10 +319,7 @@ template <class C> struct Sm90Math {
                     to[e + 3] = __fmaf_rn(VECTOR || C::CROSSED ? high[done] * col.y : high[done], part[done][e + 3], to[e + 3]);
                 }
                 // Scales of B are read until now.
-                if (VECTOR && j % EACH == EACH - 1) {
-                    __syncwarp();
-                    give_back(stage);
-                }
+                if (VECTOR && j % EACH == EACH - 1) give_back(stage);
             }
         }
     }
@@ -375,7 +354,6 @@ template <class C> struct Sm90Math {
     __device__ __forceinline__ void pass(u32 blocks) {
         for (u32 block = 0; block < blocks; block++) {
             barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
-            __syncwarp();  // no lane may still wait for a phase that another has let pass
             give_back(ring.stage);
             ring.advance();
         }

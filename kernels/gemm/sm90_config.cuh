@@ -81,8 +81,8 @@ template <class C> struct Sm90Part : C {
 struct Sm90Problem {
     u32 m, n, k;            // rows of A in all groups, or of each group's D; columns of D; k in all groups
     u32 raster;             // tiles along m that are walked before the next along n
-    const float* scales_a;  // vec128, `pitch_a` apart; SCALES_OUTER: of rows, `a_step` apart
-    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_VECTOR: vec128; SCALES_OUTER: of rows, `b_step` apart
+    const float* scales_a;  // vec128, `pitch_a` apart; SCALES_OUTER: of rows, `a_step` apart, or where that is 0 of groups, `pitch_a` apart
+    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_VECTOR: vec128; SCALES_OUTER: likewise
     u32 pitch_a, pitch_b;
     void* d;  // [m][n], rows `stride_d` apart, each aligned to 16 bytes
     u64 stride_d;

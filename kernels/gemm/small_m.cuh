@@ -41,11 +41,14 @@ __device__ __forceinline__ void warpgroup_sync(u32 group) {
 }
 
 // TOKENS: columns of a product, at least m. ATOMS: times 64 rows of B, the block's. GROUPS: warpgroups, each with a part of k. STEPS: times 128 of k, a
-// stage. BLOCKS: scales of 1x128 and 128x128; else of rows, or of whole matrices.
-template <u32 TOKENS_, u32 ATOMS_, u32 GROUPS_, u32 STEPS_, u32 RING_, bool BLOCKS_> struct SmallMConfig {
+// stage. BLOCKS: scales of 1x128 and 128x128; else of rows, or of whole matrices. GATED: B has two matrices of n rows, one behind the other, and D = activation(A Gᵀ) ∘ (A Uᵀ):
+// half of the block's rows of B are G's, those of its first warps, and the others U's.
+template <u32 TOKENS_, u32 ATOMS_, u32 GROUPS_, u32 STEPS_, u32 RING_, bool BLOCKS_, bool GATED_ = false> struct SmallMConfig {
     static constexpr u32 TOKENS = TOKENS_, ATOMS = ATOMS_, GROUPS = GROUPS_, STEPS = STEPS_, RING = RING_;
-    static constexpr bool BLOCKS = BLOCKS_;
+    static constexpr bool BLOCKS = BLOCKS_, GATED = GATED_;
     static constexpr u32 ROWS = 64 * ATOMS, THREADS = 128 * GROUPS;
+    // Columns of D, and matrices in B.
+    static constexpr u32 MATRICES = GATED ? 2 : 1, COLUMNS = ROWS / MATRICES;
     // Shared memory: the rings of the warpgroups, the parts of sums that the block gets, the rings' scales, a barrier.
     static constexpr u32 B_BYTES = ROWS * 128, A_BYTES = TOKENS * 128, STEP = B_BYTES + A_BYTES, STAGE = STEPS * STEP;
     static constexpr u32 SCALES_STEP = TOKENS * 4 + 16, SCALES_STAGE = STEPS * SCALES_STEP;
@@ -54,6 +57,7 @@ template <u32 TOKENS_, u32 ATOMS_, u32 GROUPS_, u32 STEPS_, u32 RING_, bool BLOC
     static constexpr u32 SHARED = 1024 + BARRIER + 16;
     static_assert(GROUPS <= 2 && ATOMS <= 2, "barriers of warpgroups; the rows of a block lie in one tile of scales");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
+    static_assert(!GATED || (BLOCKS && ATOMS == 1), "a warp has rows of one matrix; scales of two tiles");
 };
 
 template <class C> struct SmallM {
@@ -76,9 +80,11 @@ template <class C> struct SmallM {
 #pragma unroll
             for (u32 j = 0; j < 4 * ATOMS; j++) {
                 const u32 r = row + 4 * j;
-                copy_16(to + r * 128 + ((chunk ^ r % 8) * 16), b + (u64)(4 * j) * p.k + col, inside && row_of_b + 4 * j < p.n);
+                copy_16(to + r * 128 + ((chunk ^ r % 8) * 16), b + (u64)(4 * j) * p.k + col, inside && row_of_b + 4 * j < C::MATRICES * p.n);
             }
-            if (C::BLOCKS && thread == 127) copy_4(scales_to + TOKENS * 4, scales_b + block, step < count);
+            // Of the other matrix the last thread but one.
+            if (C::BLOCKS && thread >= 128 - C::MATRICES)
+                copy_4(scales_to + TOKENS * 4 + (127 - thread) * 4, scales_b + (u64)((127 - thread) * (p.n / 128)) * p.pitch_b + block, step < count);
         }
         if (REST) {
 #pragma unroll
@@ -152,7 +158,7 @@ template <class C> struct SmallM {
 #pragma unroll
             for (u32 s = 0; s < STEPS; s++) {
                 const u32 at = scales + slot * C::SCALES_STAGE + s * C::SCALES_STEP;
-                const float scale = C::BLOCKS ? shared_float(at + TOKENS * 4) : 1.0f;
+                const float scale = C::BLOCKS ? shared_float(at + TOKENS * 4 + (C::GATED ? warp / 2 * 4 : 0)) : 1.0f;
 #pragma unroll
                 for (u32 a = 0; a < ATOMS; a++) {
                     hold(d[s][a]);
@@ -169,12 +175,12 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     extern __shared__ char shared[];
     const u32 base = (shared_address(shared) + 1023) & ~1023u, arrived = base + C::BARRIER;
     const u32 thread = threadIdx.x % 128, group = threadIdx.x / 128, warp = thread / 32, lane = thread % 32;
-    const u32 rank = cluster_rank(), ranks = cluster_size(), first_row = blockIdx.x / ranks * C::ROWS;
+    const u32 rank = cluster_rank(), ranks = cluster_size(), first_row = blockIdx.x / ranks * C::COLUMNS;
     const u32 blocks = (p.k + 127) / 128, parts = ranks * C::GROUPS, part = rank * C::GROUPS + group;
     const u32 first = (u32)((u64)blocks * part / parts), end = (u32)((u64)blocks * (part + 1) / parts);
-    const u32 row = warp * 16 * C::ATOMS + lane / 8;
+    const u32 row = warp * 16 * C::ATOMS + lane / 8, row_of_b = first_row + row + (C::GATED && warp >= 2 ? p.n - C::COLUMNS : 0);
     const SmallM<C> m = {p, thread, warp, lane, base + group * C::RING * C::STAGE, base + C::SCALES + group * C::RING * C::SCALES_STAGE,
-                         first, end - first, row, lane % 8, first_row + row, p.b + (u64)(first_row + row) * p.k,
+                         first, end - first, row, lane % 8, row_of_b, p.b + (u64)row_of_b * p.k,
                          p.scales_b + (u64)(first_row / 128) * p.pitch_b};
     if (threadIdx.x == 0 && ranks > 1) {
         barrier_init(arrived, 1);
@@ -197,7 +203,7 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
         copies_commit();
     }
     // What the end reads of vectors: on its way to L2 while B is read.
-    if (threadIdx.x % 8 == 0 && threadIdx.x < C::ROWS && first_row + threadIdx.x < p.n) {
+    if (threadIdx.x % 8 == 0 && threadIdx.x < C::COLUMNS && first_row + threadIdx.x < p.n) {
         if (!C::BLOCKS) prefetch_line(p.scales_b + (first_row + threadIdx.x) * p.b_step);
         if (p.bias) prefetch_line((const char*)p.bias + (u64)(first_row + threadIdx.x) * (p.bias_type == 2 ? 4 : 2));
     }
@@ -210,13 +216,14 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     cluster_wait();
     if (threadIdx.x == 0 && ranks > 1) barrier_expect(arrived, C::PARTS_BYTES);
     __syncwarp();
-    const u32 rows = C::ROWS / ranks;
+    const u32 rows = C::ROWS / ranks, columns = rows / C::MATRICES;
 #pragma unroll
     for (u32 h = 0; h < 2 * C::ATOMS; h++) {
-        const u32 r = h / 2 * 64 + warp * 16 + lane / 4 + h % 2 * 8, to = r / rows, barrier = at_rank(arrived, to);
+        const u32 r = h / 2 * 64 + warp * 16 + lane / 4 + h % 2 * 8, of_matrix = r % C::COLUMNS, to = of_matrix / columns, barrier = at_rank(arrived, to);
+        const u32 in_block = of_matrix % columns + r / C::COLUMNS * columns;
 #pragma unroll
         for (u32 g = 0; g < TOKENS / 8; g++) {
-            const u32 at = base + C::PARTS + ((part * rows + r % rows) * TOKENS + g * 8 + lane % 4 * 2) * 4;
+            const u32 at = base + C::PARTS + ((part * rows + in_block) * TOKENS + g * 8 + lane % 4 * 2) * 4;
             const float x = sum[h / 2][4 * g + 2 * (h % 2)], y = sum[h / 2][4 * g + 2 * (h % 2) + 1];
             if (ranks == 1) shared_store_pair(at, x, y);
             else store_pair_at(at_rank(at, to), x, y, barrier);
@@ -224,15 +231,18 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     }
     if (ranks == 1) __syncthreads();
     else barrier_wait(arrived, 0);
-    for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
-        const u32 token = o / rows, r = o % rows, col = first_row + rank * rows + r;
+    for (u32 o = threadIdx.x; o < columns * p.m; o += C::THREADS) {
+        const u32 token = o / columns, r = o % columns, col = first_row + rank * columns + r;
         if (col >= p.n) continue;
-        float v[1] = {0.0f};
+        float v[1] = {0.0f}, up = 0.0f;
         for (u32 s = 0; s < parts; s++) v[0] = __fadd_rn(v[0], shared_float(base + C::PARTS + ((s * rows + r) * TOKENS + token) * 4));
+        if (C::GATED)
+            for (u32 s = 0; s < parts; s++) up = __fadd_rn(up, shared_float(base + C::PARTS + ((s * rows + r + columns) * TOKENS + token) * 4));
         float residual[1];
         load_residual(p, token, col, residual);
         v[0] = finish_sum<!C::BLOCKS>(p, token, col, col, v[0]);
         finish(p, residual, v);
+        if (C::GATED) v[0] = __fmul_rn(v[0], __fmul_rn(p.alpha, up));
         store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
     }
 }

@@ -1,22 +1,24 @@
-// Products of at most 64 rows of BF16 or F16 with E2M1 codes and block scales, on Hopper: see small_m_e2m1.cuh for at most 16, small_m_tile.cuh for all.
+// Products of at most 64 rows of BF16 or F16 with E2M1 codes and block scales: see small_m_e2m1.cuh for at most 16, small_m_tile.cuh for all.
 #include "gemm/small_m_tile.cuh"
 
-#define SMALL_M_KERNEL(scales, NVFP4, number, Number, tokens, block, PARTS, BLOCKS)                                              \
-    extern "C" __global__ void __launch_bounds__(32 * PARTS, BLOCKS)                                                             \
+#define SMALL_M_KERNEL(scales, NVFP4, number, Number, tokens, block, PAIRS, PARTS, STAGES, BLOCKS)                              \
+    extern "C" __global__ void __launch_bounds__(32 * PARTS, RESIDENTS<BLOCKS>)                                                  \
         gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
-        small_m_e2m1<SmallME2m1Config<Number, NVFP4, tokens, PARTS>>(p);                                                         \
+        small_m_e2m1<SmallME2m1Config<Number, NVFP4, tokens, PAIRS, PARTS, STAGES>>(p);                                          \
     }
-#define SMALL_M(block, PARTS, FEW, MORE)                                                                                         \
-    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 8, block, PARTS, FEW)                                                                \
-    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 16, block, PARTS, MORE)                                                              \
-    SMALL_M_KERNEL(nvfp4, true, f16, F16, 8, block, PARTS, FEW)                                                                  \
-    SMALL_M_KERNEL(nvfp4, true, f16, F16, 16, block, PARTS, MORE)                                                                \
-    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 8, block, PARTS, FEW)                                                               \
-    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 16, block, PARTS, MORE)
+#define SMALL_M(block, PAIRS, PARTS, STAGES, FEW, MORE)                                                                          \
+    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                 \
+    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)                                               \
+    SMALL_M_KERNEL(nvfp4, true, f16, F16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                   \
+    SMALL_M_KERNEL(nvfp4, true, f16, F16, 16, block, PAIRS, PARTS, STAGES, MORE)                                                 \
+    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                \
+    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)
 
-// name, warps, blocks on a multiprocessor with at most 8 rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels.
-SMALL_M(four, 4, 6, 4)
-SMALL_M(eight, 8, 3, 2)
+// name, times 16 rows, warps, stages, blocks on a multiprocessor with at most 8 rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels.
+SMALL_M(four, 2, 4, 2, 6, 4)
+SMALL_M(eight, 2, 8, 2, 3, 2)
+SMALL_M(sixteen, 2, 16, 1, 1, 1)
+SMALL_M(narrow, 1, 16, 2, 2, 1)
 
 #define SMALL_M_TILES(tokens, ...)                                                                                               \
     SMALL_M_TILE_KERNEL(nvfp4, NVFP4, bf16, Bf16, tokens, __VA_ARGS__)                                                           \

@@ -1,15 +1,19 @@
-// Products of few rows of 16-bit numbers with a matrix of E2M1 codes, D = A Bᵀ, on Hopper: one pass over the codes, as they are published.
+// Products of few rows of 16-bit numbers with a matrix of E2M1 codes, D = A Bᵀ: one pass over the codes, as they are published.
 //
-// A block takes 32 rows of B, eight of each 32 of the 128 that share tiles of block scales, and its warps parts of k; the blocks of a cluster take parts of
-// k, too. A warp takes 128 of k at a time: lane l those 32 of its rows that come from 32 (l % 4) on, 16 bytes of codes, so that what it
-// loads goes to the tensor core from registers alone. For a product of 16 of k a lane gives four numbers of each of two rows, and which of k they are is
-// free, as long as A is read alike: the codes of one word, of rows of B as the rows of the tensor core's first operand, make two products.
-// More codes on their way than those of the next step, or fewer warps, were slower, and so were bulk copies to shared memory (H200, 2026-11).
+// A block takes 32 rows of B, eight of each 32 of the 128 that share tiles of block scales, or 16, eight of each 32 of half of those, and its warps parts of
+// k; the blocks of a cluster take parts of k, too. A warp takes 128 of k at a time: lane l those 32 of its rows that come from 32 (l % 4) on, 16 bytes of
+// codes. For a product of 16 of k a lane gives four numbers of each of two rows, and which of k they are is free, as long as A is read alike: the codes of
+// one word, of rows of B as the rows of the tensor core's first operand, make two products.
+// Codes and block scales come by way of shared memory, where each lane has places for what it alone will read: copies hold no registers while they are on
+// their way, and nobody waits for another warp. A is read to registers, one step ahead: it is small, all blocks of a multiprocessor find it in its L1 cache, and by
+// copies, which pass that by, it was up to twice as slow. The more codes are on their way the later A comes, which waits in the same queues: with 16 warps
+// one step is best, with four and eight two are (H200, 2026-11, the record of orders of codes; bulk copies for all warps were slower, too).
 // Codes times block scales are exact in BF16 and in F16: their bits, put where they belong, are an E2M1 number times 2^-126 (2^-14), and the block scale
 // brings most of that back (UNIT). At the end every block of the cluster takes an equal part of the 128 rows, gets the sums of all parts of k through shared
 // memory, and adds them in the order of k: the order of sums depends on k, the split and the warps alone, and a row of D has the same bits
-// whatever stands beside it.
+// whatever stands beside it. GPUs before sm_90 have no clusters: there the warps of a block take all parts of k.
 #pragma once
+#include "gemm/async_copy.cuh"
 #include "gemm/small_m.cuh"
 
 // Mirror of the struct of the same name in src/gpu/kernels/small_m_weights.rs.
@@ -20,6 +24,7 @@ struct SmallMWeightsProblem {
     u32 releases, loads_early;  // 1 in links of chains: the next kernel behind the wait, weights before it. See `release` of base/launch.cuh
     u32 scale_pitch;  // of tiles of block scales their number along k; of FP32 scales of 128 columns from those of 128 columns to the next (1x128), or from
                       // those of 128 rows (128x128)
+    u32 split;        // before sm_90, of tiles: blocks that share rows of B, each with a part of k
     float alpha, beta;
     const void* a;           // BF16 or F16 [m][k], rows `stride_a` apart, each 16-byte aligned
     const u8* b;             // E2M1 [n][k / 2], k a multiple of 32, or E4M3 [n][k]
@@ -29,6 +34,7 @@ struct SmallMWeightsProblem {
     const void* bias;        // [n]; null: none
     const void* residual;    // [m][n], rows `stride_residual` apart; null: none
     void* d;                 // [m][n], rows `stride_d` apart
+    float* parts;            // sums over parts of k, [split][m][n], for small_m_join.cu; null: they meet in a cluster, or are all
     u64 stride_a, stride_residual, stride_d;
 };
 
@@ -36,7 +42,12 @@ struct SmallMWeightsProblem {
 
 __device__ __forceinline__ u32 product_of_pairs(Bf16, u32 a, u32 b) {
     u32 p;
+#if __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(p) : "r"(a), "r"(b));
+#else
+    // With -0 added, which changes no product.
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(p) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
     return p;
 }
 __device__ __forceinline__ u32 product_of_pairs(F16, u32 a, u32 b) {
@@ -73,9 +84,16 @@ __device__ __forceinline__ void spread(F16, u32 codes, u32 (&pairs)[4]) {
 
 // Two E4M3 numbers, the low bytes of `codes`, as F16.
 __device__ __forceinline__ u32 f16_of_e4m3(u32 codes) {
+#if __CUDA_ARCH__ >= 890
     u32 pair;
     asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}" : "=r"(pair) : "r"(codes));
     return pair;
+#else
+    // The bits put where they belong are the number times 2^-8, subnormal ones included; of NaN, 480 times that.
+    const u32 spread = __byte_perm(codes, 0, 0x1404), bits = (spread >> 1 & 0x3F803F80u) | (spread & 0x80008000u);
+    const u32 pair = product_of_pairs(F16(), bits, 0x5C005C00u), nan = ((bits & 0x3F803F80u) + 0x00800080u) & 0x40004000u;
+    return pair | nan | nan >> 1 | nan >> 2 | nan >> 3 | nan >> 4;
+#endif
 }
 __device__ __forceinline__ u32 twice_bf16(float v) {
     u32 pair;
@@ -114,10 +132,11 @@ template <bool NVFP4, class Number> __device__ __forceinline__ void numbers_of(N
 // Of the bytes of a row's four block scales how a lane takes its own: of blocks of 16 the two in a half of the four, of blocks of 32 one; zeros above.
 template <bool NVFP4> __device__ __forceinline__ u32 pick_of(u32 lane) { return NVFP4 ? (lane % 2 ? 0x4432 : 0x4410) : 0x4440 + lane % 4; }
 
-// Those scales of four rows, of each row for the first and the last 16 of the lane's 32 columns.
-template <bool NVFP4, class Number> __device__ __forceinline__ void scales_of(Number number, const uint4& scales, u32 pick, u32 (&by)[4][2]) {
+// Those scales of up to four rows, of each row for the first and the last 16 of the lane's 32 columns.
+template <bool NVFP4, class Number, u32 ROWS>
+__device__ __forceinline__ void scales_of(Number number, const uint4& scales, u32 pick, u32 (&by)[ROWS][2]) {
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) {
+    for (u32 j = 0; j < ROWS; j++) {
         const u32 picked = __byte_perm(word(scales, j), 0, pick);
         if constexpr (NVFP4) {
             // Block scales have no sign: that bit counts as nothing, as in `decode_block_scale` of src/format/codec.rs.
@@ -134,16 +153,20 @@ __device__ __forceinline__ uint4 pairs_of(const uint4& v) {
     return {__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632)};
 }
 
-// TOKENS: columns of a product, at least m. PARTS: of k, of a block: its warps.
-template <class Number_, bool NVFP4_, u32 TOKENS_, u32 PARTS_> struct SmallME2m1Config {
+// TOKENS: columns of a product, at least m. PAIRS: times 16 rows of B, of a block. PARTS: of k, of a block: its warps. STAGES: steps of codes on their way.
+template <class Number_, bool NVFP4_, u32 TOKENS_, u32 PAIRS_, u32 PARTS_, u32 STAGES_> struct SmallME2m1Config {
     using Number = Number_;
     static constexpr bool NVFP4 = NVFP4_;
-    static constexpr u32 TOKENS = TOKENS_, PARTS = PARTS_, THREADS = 32 * PARTS;
-    // Of B: a warp's, which are neighbours by eights.
-    static constexpr u32 ROWS = 32, NEIGHBOURS = 8;
-    // Shared memory: the parts of sums that the block gets, a barrier.
-    static_assert(PARTS % 4 == 0, "parts are added by fours");
-    static constexpr u32 PARTS_BYTES = ROWS * TOKENS * 4 * PARTS, BARRIER = PARTS_BYTES, SHARED = 128 + BARRIER + 16;
+    static constexpr u32 TOKENS = TOKENS_, PAIRS = PAIRS_, PARTS = PARTS_, STAGES = STAGES_, THREADS = 32 * PARTS;
+    // Of B: a warp's, which are neighbours by eights, and a lane's.
+    static constexpr u32 ROWS = 16 * PAIRS, NEIGHBOURS = 8, OF_LANE = 2 * PAIRS;
+    // Of 128 rows, which share tiles of block scales, as many blocks have a part.
+    static constexpr u32 OF_TILE = 128 / ROWS;
+    // Shared memory: of each warp and stage codes and block scales; the parts of sums that the block gets; a barrier.
+    static constexpr u32 CODES = 512 * OF_LANE, OF_SCALES = 4 * OF_LANE, STAGE = CODES + 32 * OF_SCALES;
+    static_assert(PAIRS <= 2 && PARTS % 4 == 0, "rows 32 apart of one tile; parts are added by fours");
+    static constexpr u32 SUMS = PARTS * STAGES * STAGE, PARTS_BYTES = ROWS * TOKENS * 4 * PARTS, BARRIER = SUMS + PARTS_BYTES;
+    static constexpr u32 SHARED = 128 + BARRIER + 16;
 };
 
 template <class T> struct Unit;
@@ -151,38 +174,57 @@ template <class T> struct Unit;
 template <> struct Unit<Bf16> { static constexpr float NVFP4 = 0x1p8f; };
 template <> struct Unit<F16> { static constexpr float NVFP4 = 0x1p14f; };
 
+// Blocks on a multiprocessor: those of sm_90 are measured, and other GPUs need some registers more.
+#if __CUDA_ARCH__ == 900
+template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED;
+#elif __CUDA_ARCH__ < 900
+template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED > 1 ? MEASURED - 1 : 1;
+#else
+template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED > 2 ? MEASURED - 2 : 1;
+#endif
+
 // Kept as it is, in a register: not made again from what it was made of at each use.
 __device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }
 
-// A lane's codes, of 64 bytes of a row: with those of the next steps, as memory is faster in longer pieces.
-__device__ __forceinline__ uint4 load_codes_of_row(const void* p) {
-    uint4 v;
-    asm volatile("ld.global.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
 template <class C> struct SmallME2m1 {
     using Number = typename C::Number;
-    static constexpr u32 GROUPS = C::TOKENS / 8;
+    static constexpr u32 GROUPS = C::TOKENS / 8, OTHERS = C::OF_LANE - 1;
     const u8* codes;       // of the lane's first row
-    u32 further[3];        // bytes from there to those of the others
+    u32 further[OTHERS];   // bytes from there to those of the others
     const u8* scales;      // of all of them
     const u16* a[GROUPS];  // of the lane's rows of A
     u32 k, first, end;     // columns; `first` is a multiple of 128
     u32 chunk;             // where the lane's 32 columns of each 128 begin
     u32 pick;              // how its scales are taken of those of a row
+    u32 codes_at;          // the lane's place in the first stage; behind all codes that of scales, which are as long for four rows, and half for two
 
     // The lane's columns of 128 from `from` on; in the place of those beyond k others, which count as nothing later.
     __device__ __forceinline__ u32 column(u32 from) const { return min(from + chunk, k - 32); }
 
-    __device__ __forceinline__ void load_codes(u32 from, uint4 (&to)[4], uint4& scales_to) const {
-        const u32 at = column(from);
-        const u8* row = codes + at / 2;
-        to[0] = load_codes_of_row(row);
+    __device__ __forceinline__ u32 scales_at() const { return codes_at + C::CODES - threadIdx.x % 32 * (16 - C::OF_SCALES); }
+
+    __device__ __forceinline__ void copy(u32 from, u32 slot) const {
+        const u32 at = column(from), to = codes_at + slot * C::STAGE, scales_to = scales_at() + slot * C::STAGE;
+        const u8* row = once(codes + at / 2);
+        copy_16(to, row, true);
 #pragma unroll
-        for (u32 j = 0; j < 3; j++) to[j + 1] = load_codes_of_row(row + further[j]);
+        for (u32 j = 0; j < OTHERS; j++) copy_16(to + (j + 1) * 512, row + further[j], true);
         // A tile has 64 columns of NVFP4, 128 of MXFP4.
-        scales_to = load_stream(scales + (u64)(at / (C::NVFP4 ? 64 : 128)) * 512);
+        const u8* of = once(scales + (u64)(at / (C::NVFP4 ? 64 : 128)) * 512);
+        if constexpr (C::PAIRS == 2) copy_16(scales_to, of, true);
+        else copy_8(scales_to, of);
+    }
+
+    // What the lane itself has copied.
+    __device__ __forceinline__ void take(u32 slot, uint4 (&weights)[C::OF_LANE], uint4& scale) const {
+#pragma unroll
+        for (u32 j = 0; j < C::OF_LANE; j++) weights[j] = shared_vector(codes_at + slot * C::STAGE + j * 512);
+        if constexpr (C::PAIRS == 2) {
+            scale = shared_vector(scales_at() + slot * C::STAGE);
+        } else {
+            const float2 two = shared_pair(scales_at() + slot * C::STAGE);
+            scale = {__float_as_uint(two.x), __float_as_uint(two.y), 0, 0};
+        }
     }
 
     __device__ __forceinline__ void a_from(u32 from, const u16* (&at)[GROUPS]) const {
@@ -196,21 +238,33 @@ template <class C> struct SmallME2m1 {
         for (u32 t = 0; t < GROUPS; t++) to[t] = load_stream(from[t] + word * 8);
     }
 
-    // The sums over the warp's part of k: of the tensor core's two products of 16 rows, by groups of eight rows of A.
-    __device__ __forceinline__ void sums(const SmallMWeightsProblem& p, float (&sum)[2][GROUPS][4]) const {
-        uint4 weights[4], scale, numbers[4][GROUPS];
+    __device__ __forceinline__ void copy_first() const {
+#pragma unroll
+        for (u32 i = 0; i < C::STAGES; i++) {
+            if (first + i * 128 < end) copy(first + i * 128, i);
+            copies_commit();
+        }
+    }
+
+    // The sums over the warp's part of k: of the tensor core's products of 16 rows, by groups of eight rows of A.
+    __device__ __forceinline__ void sums(const SmallMWeightsProblem& p, float (&sum)[C::PAIRS][GROUPS][4]) const {
+        uint4 weights[C::OF_LANE], scale, numbers[4][GROUPS];
         const u16* next_a[GROUPS];
-        if (p.loads_early && first < end) load_codes(first, weights, scale);
+        if (p.loads_early) copy_first();
         begin();
         if (p.releases) release();
         if (first < end) {
-            if (!p.loads_early) load_codes(first, weights, scale);
             a_from(first, next_a);
 #pragma unroll
             for (u32 w = 0; w < 4; w++) load_a(next_a, w, numbers[w]);
         }
+        // Behind A, which would wait for them.
+        if (!p.loads_early) copy_first();
+        u32 slot = 0;
 #pragma unroll 1
         for (u32 from = first; from < end; from += 128) {
+            copies_wait<C::STAGES - 1>();
+            take(slot, weights, scale);
             if (from + 128 > k && from + chunk >= k) {
                 scale = {0, 0, 0, 0};
 #pragma unroll
@@ -218,7 +272,7 @@ template <class C> struct SmallME2m1 {
 #pragma unroll
                     for (u32 t = 0; t < GROUPS; t++) numbers[w][t] = {0, 0, 0, 0};
             }
-            u32 by[4][2];
+            u32 by[C::OF_LANE][2];
             scales_of<C::NVFP4>(Number(), scale, pick, by);
             const bool more = from + 128 < end;
             if (more) a_from(from + 128, next_a);
@@ -229,30 +283,41 @@ template <class C> struct SmallME2m1 {
                 for (u32 t = 0; t < GROUPS; t++) x[t] = pairs_of(numbers[w][t]);
                 if (more) load_a(next_a, w, numbers[w]);
 #pragma unroll
-                for (u32 half = 0; half < 2; half++) {
+                for (u32 pair = 0; pair < C::PAIRS; pair++) {
                     u32 upper[4], lower[4];
-                    numbers_of<C::NVFP4>(Number(), word(weights[2 * half], w), by[2 * half][w / 2], upper);
-                    numbers_of<C::NVFP4>(Number(), word(weights[2 * half + 1], w), by[2 * half + 1][w / 2], lower);
+                    numbers_of<C::NVFP4>(Number(), word(weights[2 * pair], w), by[2 * pair][w / 2], upper);
+                    numbers_of<C::NVFP4>(Number(), word(weights[2 * pair + 1], w), by[2 * pair + 1][w / 2], lower);
 #pragma unroll
                     for (u32 t = 0; t < GROUPS; t++) {
-                        multiply_16(Number(), sum[half][t], upper[0], lower[0], upper[1], lower[1], x[t].x, x[t].y);
-                        multiply_16(Number(), sum[half][t], upper[2], lower[2], upper[3], lower[3], x[t].z, x[t].w);
+                        multiply_16(Number(), sum[pair][t], upper[0], lower[0], upper[1], lower[1], x[t].x, x[t].y);
+                        multiply_16(Number(), sum[pair][t], upper[2], lower[2], upper[3], lower[3], x[t].z, x[t].w);
                     }
                 }
+                // All that the lane read of this stage it has in registers, and has used some of each: it is filled anew. (Sooner it takes registers that there
+                // are not.)
+                if (w == 2) {
+                    if (from + C::STAGES * 128 < end) copy(from + C::STAGES * 128, slot);
+                    copies_commit();
+                }
             }
-            if (more) load_codes(from + 128, weights, scale);
+            slot = slot + 1 == C::STAGES ? 0 : slot + 1;
         }
     }
 };
 
+// The part of k of a warp, of those of its block. Where steps are not a multiple of parts every second part, say, has one more: warps four apart, which share
+// a quarter of the multiprocessor, take such in turns.
+__device__ __forceinline__ u32 part_of_warp(u32 warp) { return warp / 4 * 4 + (warp + warp / 4) % 4; }
+
 template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeightsProblem& p) {
     constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
     extern __shared__ char shared[];
-    const u32 base = (shared_address(shared) + 127) & ~127u, arrived = base + C::BARRIER;
+    const u32 base = (shared_address(shared) + 127) & ~127u, got = base + C::SUMS, arrived = base + C::BARRIER;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 rank = cluster_rank(), ranks = cluster_size(), tile = blockIdx.x / ranks;
-    const u32 steps = (p.k + 127) / 128, parts = ranks * C::PARTS, part = rank * C::PARTS + warp;
-    const u32 first_row = tile / 4 * 128 + tile % 4 * C::NEIGHBOURS, row = lane / 4;  // and 32, 64, 96 more
+    const u32 rank = cluster_rank(), ranks = cluster_size(), tile = blockIdx.x / ranks, of_tile = tile % C::OF_TILE;
+    const u32 steps = (p.k + 127) / 128, parts = ranks * C::PARTS, part = rank * C::PARTS + part_of_warp(warp);
+    // Rows 32 apart; 16 of them are of the first 64 of a tile, or of the others.
+    const u32 first_row = tile / C::OF_TILE * 128 + of_tile % 4 * C::NEIGHBOURS + of_tile / 4 * 64, row = lane / 4;
     SmallME2m1<C> m;
     m.k = p.k;
     m.first = (u32)((u64)steps * part / parts) * 128;
@@ -261,15 +326,17 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     m.pick = pick_of<C::NVFP4>(lane);
     keep(m.chunk);
     keep(m.pick);
+    m.codes_at = base + warp * C::STAGES * C::STAGE + lane * 16;
+    keep(m.codes_at);
     // In the place of rows beyond the last whichever: their sums are not stored.
     const u32 at_row = min(first_row + row, p.n - 1);
     m.codes = once(p.b + (u64)at_row * (p.k / 2));
 #pragma unroll
-    for (u32 j = 0; j < 3; j++) {
+    for (u32 j = 0; j < C::OF_LANE - 1; j++) {
         m.further[j] = (min(at_row + 32 * (j + 1), p.n - 1) - at_row) * (p.k / 2);
         keep(m.further[j]);
     }
-    m.scales = once((const u8*)p.scales + (u64)(first_row / 128) * p.scale_pitch * 512 + (first_row % 32 + row) * 16);
+    m.scales = once((const u8*)p.scales + (u64)(first_row / 128) * p.scale_pitch * 512 + (first_row % 32 + row) * 16 + of_tile / 4 * 8);
 #pragma unroll
     for (u32 t = 0; t < GROUPS; t++) m.a[t] = once((const u16*)p.a + min(lane / 4 + 8 * t, p.m - 1) * p.stride_a);
     if (threadIdx.x == 0 && ranks > 1) {
@@ -279,25 +346,27 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     __syncwarp();
     cluster_arrive_relaxed();
     // What the end reads of vectors: on its way to L2 while B is read.
-    if (threadIdx.x < 4 && first_row + 32 * threadIdx.x < p.n) {
+    if (threadIdx.x < C::OF_LANE && first_row + 32 * threadIdx.x < p.n) {
         const u32 at = first_row + 32 * threadIdx.x;
         if (p.scales_b) prefetch_line(p.scales_b + at * p.b_step);
         if (p.bias) prefetch_line((const char*)p.bias + (u64)at * (p.bias_type == 2 ? 4 : 2));
     }
-    float sum[2][GROUPS][4] = {};
+    float sum[C::PAIRS][GROUPS][4] = {};
     m.sums(p, sum);
 
     // To each block of the cluster its rows of this part. Some may be here before their number is announced: they count all the same.
     cluster_wait();
     if (threadIdx.x == 0 && ranks > 1) barrier_expect(arrived, C::PARTS_BYTES);
     __syncwarp();
-    const u32 rows = C::ROWS / ranks;
+    // A power of two, as the number of ranks is.
+    const u32 rows = C::ROWS / ranks, log_rows = 31 - __clz(rows);
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) {
-        const u32 r = C::NEIGHBOURS * j + row, to = r / rows, barrier = at_rank(arrived, to);
+    for (u32 j = 0; j < C::OF_LANE; j++) {
+        const u32 r = C::NEIGHBOURS * j + row, to = r >> log_rows, barrier = CLUSTERS ? at_rank(arrived, to) : arrived;
 #pragma unroll
         for (u32 t = 0; t < GROUPS; t++) {
-            const u32 at = base + ((part * rows + r % rows) * TOKENS + t * 8 + lane % 4 * 2) * 4;
+            // Two rows of A are side by side, and such pairs of neighbouring rows of B: who adds them meets no bank more than twice.
+            const u32 at = got + ((part * (TOKENS / 2) + t * 4 + lane % 4) * rows + (r & (rows - 1))) * 8;
             const float x = sum[j / 2][t][2 * (j % 2)], y = sum[j / 2][t][2 * (j % 2) + 1];
             if (ranks == 1) shared_store_pair(at, x, y);
             else store_pair_at(at_rank(at, to), x, y, barrier);
@@ -305,16 +374,18 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     }
     if (ranks == 1) __syncthreads();
     else barrier_wait(arrived, 0);
+    const u32 pitch = TOKENS * rows * 4;
     for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
-        const u32 token = o / rows, r = o % rows, of_block = rank * rows + r;
+        const u32 token = o >> log_rows, r = o & (rows - 1), of_block = rank * rows + r;
         const u32 col = first_row + of_block / C::NEIGHBOURS * 32 + of_block % C::NEIGHBOURS;
         if (col >= p.n) continue;
+        const u32 at = got + ((token / 2 * rows + r) * 2 + token % 2) * 4;
         float v[1] = {0.0f}, residual[1];
         // Parts are a multiple of four: those are asked for together.
         for (u32 s = 0; s < parts; s += 4) {
             float each[4];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) each[i] = shared_float(base + (((s + i) * rows + r) * TOKENS + token) * 4);
+            for (u32 i = 0; i < 4; i++) each[i] = shared_float(at + (s + i) * pitch);
 #pragma unroll
             for (u32 i = 0; i < 4; i++) v[0] = __fadd_rn(v[0], each[i]);
         }

@@ -1,4 +1,4 @@
-// Products of at most 64 rows of BF16 or F16 with E4M3 codes, on Hopper: see small_m_tile.cuh.
+// Products of at most 64 rows of BF16 or F16 with E4M3 codes: see small_m_tile.cuh.
 #include "gemm/small_m_tile.cuh"
 
 #define SMALL_M_TILES(tokens, ...)                                                                                               \

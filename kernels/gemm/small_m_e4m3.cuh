@@ -10,8 +10,13 @@ __device__ __forceinline__ u32 bf16_of_f16(u32 pair) {
 
 // Four codes of a row as two pairs of neighbours.
 __device__ __forceinline__ void neighbours_of(F16, u32 codes, u32& first, u32& second) {
+#if __CUDA_ARCH__ >= 890
     asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
         : "=r"(first), "=r"(second) : "r"(codes));
+#else
+    first = f16_of_e4m3(codes);
+    second = f16_of_e4m3(codes >> 16);
+#endif
 }
 __device__ __forceinline__ void neighbours_of(Bf16, u32 codes, u32& first, u32& second) {
     neighbours_of(F16(), codes, first, second);

@@ -1,5 +1,4 @@
-// Products of up to 64 rows of 16-bit numbers with a matrix of E2M1 or E4M3 codes, D = A Bᵀ, on Hopper: one pass over the codes, each decoded once for all
-// rows of A.
+// Products of up to 64 rows of 16-bit numbers with a matrix of E2M1 or E4M3 codes, D = A Bᵀ: one pass over the codes, each decoded once for all rows of A.
 //
 // A block takes 128 rows of B, those that share tiles of block scales, 128 of k at a time, and the blocks of a cluster take parts of k. Codes, scales and A
 // come to a ring of stages in shared memory, as more rows of A than 16 are too much to be read by each warp for itself, or to wait in registers. Which of B's
@@ -9,7 +8,8 @@
 // it in that order, once for the four warps.
 // FP32 scales of 128 columns multiply the sum over those (multiply_group). At the end every block of the cluster takes an equal part of the 128 rows, gets
 // the sums of all parts of k through shared memory, and adds them in the order of k: the order of sums depends on k and the split alone, and a row of D
-// has the same bits whatever stands beside it.
+// has the same bits whatever stands beside it. GPUs before sm_90 have no clusters: there blocks leave their parts in memory, and small_m_join.cu adds them, in
+// the same order.
 // Of E4M3, eight warps of 16 rows each, a ring of four stages and two blocks on a multiprocessor were no faster, and rings of five slower (H200, 2026-11): with few rows of A
 // the conversion of codes to BF16 takes more instructions than all else.
 #pragma once
@@ -40,14 +40,27 @@ template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_> struct SmallM
     static_assert(PARTS_BYTES <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
 };
 
+// The part of D that a block of a cluster computes: of a whole product, or of a group of rows with a matrix of its own (small_m_groups.cuh).
+struct SmallMPlace {
+    u32 m, row;  // rows of A and D, and which comes first
+    u32 b_row;   // of B, the first of the group's matrix
+    u32 col;     // of D, the first: 128, or 64 that are gated
+    u32 round;   // parts that the block has computed before
+    // B has two matrices of n rows, one behind the other, and D = activation(A Gᵀ) ∘ (A Uᵀ): of the block's rows of B one half is G's.
+    bool gated;
+    __device__ __forceinline__ u32 columns() const { return gated ? 64 : 128; }
+    // Which row of B the block's row r is. In the place of rows beyond the last that one: their sums are not stored.
+    __device__ __forceinline__ u32 row_of_b(u32 r, u32 n) const { return b_row + (gated ? col + r % 64 + r / 64 * n : min(col + r, n - 1)); }
+};
+
 template <class C> struct SmallMTile {
     using Number = typename C::Number;
     static constexpr u32 GROUPS = C::TOKENS / 8;
     // Rows of B that all threads copy at once.
     static constexpr u32 APART = C::THREADS / C::UNITS;
     const SmallMWeightsProblem& p;
+    const SmallMPlace& part;
     u32 ring, end;      // steps of k, of the block
-    u32 first_row;      // of the block
     u32 codes_to, a_to; // where in the ring's first stage what this thread copies goes: rows APART apart, and of A eight
     u32 codes_end, a_end;  // steps from which on its columns are beyond k
     const u8* codes;    // its first row, and bytes from there to the others
@@ -62,13 +75,23 @@ template <class C> struct SmallMTile {
     __device__ __forceinline__ void load_scales(u32 step, u32 to) const {
         const u32 thread = threadIdx.x;
         if constexpr (C::WEIGHTS == Weights::FP8_128X128) {
-            if (thread == 0) copy_4(to, scales + (u64)step * 4, true);
+            if (thread < (part.gated ? 2 : 1)) copy_4(to + thread * 4, scales + (u64)step * 4, true);
         } else if constexpr (C::WEIGHTS == Weights::FP8_1X128) {
-            if (thread < 32) copy_16(to + thread * 16, scales + (u64)step * p.scale_pitch * 4, first_row + thread * 4 < p.n);
+            if (thread < 32)
+                copy_16(to + thread * 16, scales + (u64)step * p.scale_pitch * 4, part.gated || part.col + thread * 4 < p.n);
         } else if constexpr (C::BLOCK_SCALES) {
             // A tile has 64 columns of NVFP4, 128 of the others.
             const u32 tile = C::NVFP4 ? 2 * step + thread / 32 : step;
-            if (thread < (C::NVFP4 ? 64 : 32)) copy_16(to + thread * 16, scales + (u64)tile * 512, tile < p.scale_pitch);
+            if (thread < (C::NVFP4 ? 64 : 32)) {
+                const char* const from = scales + (u64)tile * 512;
+                if (!part.gated) {
+                    copy_16(to + thread * 16, from, tile < p.scale_pitch);
+                } else {
+                    // Of a tile of either matrix the half that has the block's 64 rows.
+                    copy_8(to + thread * 16, from, tile < p.scale_pitch);
+                    copy_8(to + thread * 16 + 8, from + (u64)(p.n / 128) * p.scale_pitch * 512, tile < p.scale_pitch);
+                }
+            }
         }
     }
 
@@ -165,7 +188,7 @@ template <class C> struct SmallMTile {
         float by[4];
 #pragma unroll
         for (u32 j = 0; j < 4; j++)
-            by[j] = shared_float(stage + C::SCALES + (C::WEIGHTS == Weights::FP8_1X128 ? (32 * j + lane_row) * 4 : 0));
+            by[j] = shared_float(stage + C::SCALES + (C::WEIGHTS == Weights::FP8_1X128 ? (32 * j + lane_row) * 4 : part.gated ? j / 2 * 4 : 0));
 #pragma unroll
         for (u32 half = 0; half < 2; half++)
 #pragma unroll
@@ -197,6 +220,22 @@ template <class C> struct SmallMTile {
             slot = slot + 1 == C::RING ? 0 : slot + 1;
         }
     }
+
+    // Writes the sums over this part of k where another kernel adds them to those of the other parts.
+    __device__ __forceinline__ void leave(u32 of_k, const float (&sum)[2][GROUPS][4]) const {
+        float* to = p.parts + (u64)of_k * p.m * p.n;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            const u32 col = part.col + 32 * j + lane_row;
+#pragma unroll
+            for (u32 t = 0; t < GROUPS; t++)
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    const u32 token = t * 8 + threadIdx.x % 4 * 2 + i;
+                    if (token < p.m && col < p.n) to[(u64)token * p.n + col] = sum[j / 2][t][2 * (j % 2) + i];
+                }
+        }
+    }
 };
 
 // Steps of 128 of k, from the first on, in which this column of each is within k.
@@ -212,25 +251,38 @@ template <u32 PARTS> __device__ __forceinline__ float2 sum_of_parts(u32 at, u32 
     return v;
 }
 
-template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeightsProblem& p) {
+// The sums of a row of B and two rows of A, over the parts of a cluster of `ranks` blocks.
+__device__ __forceinline__ float2 sum_of_ranks(u32 ranks, u32 at, u32 pitch) {
+    return ranks == 1 ? sum_of_parts<1>(at, pitch) : ranks == 2 ? sum_of_parts<2>(at, pitch) : ranks == 4 ? sum_of_parts<4>(at, pitch) : sum_of_parts<8>(at, pitch);
+}
+
+// What a sum becomes before its activation. `b_row`: its row of B.
+template <class C> __device__ __forceinline__ float finish_tile_sum(const SmallMWeightsProblem& p, u32 row, u32 b_row, float sum) {
+    if (C::NVFP4) sum = __fmul_rn(Unit<typename C::Number>::NVFP4, sum);
+    return finish_sum<true>(p, row, b_row, b_row, sum);
+}
+
+template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeightsProblem& p, const SmallMPlace& part) {
     constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
     extern __shared__ uint4 tile_shared[];
     const u32 base = shared_address(tile_shared), parts = base + C::PARTS, arrived = base + C::BARRIER;
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const u32 rank = cluster_rank(), ranks = cluster_size(), first_row = blockIdx.x / ranks * C::ROWS;
-    const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * rank / ranks);
+    const u32 rank = cluster_rank(), ranks = cluster_size();
+    // The part of k that this block takes, of so many.
+    const u32 split = CLUSTERS ? ranks : p.split, of_k = CLUSTERS ? rank : blockIdx.x % split;
+    const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * of_k / split);
     // Of a row's 16 units in a stage those that the lanes want at once are neighbours, and rows alternate between the halves of 128 bytes: no bank is met twice.
     const u32 place = thread % 16 ^ thread / 16 % 2 * 4, unit = (place % 4 * 4 + place / 4) * 8;
-    // In the place of rows beyond the last that one: their sums are not stored.
-    const u32 row = thread / C::UNITS, at_row = min(first_row + row, p.n - 1), pitch = C::E2M1 ? p.k / 2 : p.k;
-    // FP32 scales lie by rows (1x128), or by columns (128x128).
-    const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)(first_row + thread % 32 * 4) * 4
-                       : C::WEIGHTS == Weights::FP8_128X128 ? (u64)(first_row / 128) * p.scale_pitch * 4
-                                                            : (u64)(first_row / 128) * p.scale_pitch * 512 + thread % 32 * 16;
+    const u32 row = thread / C::UNITS, at_row = part.row_of_b(row, p.n), pitch = C::E2M1 ? p.k / 2 : p.k;
+    // FP32 scales lie by rows (1x128), or by columns (128x128); of the latter the second thread takes those of the other matrix.
+    const u32 tile_row = (part.b_row + part.col) / 128, other = part.gated && thread == 1 ? p.n / 128 : 0;
+    const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)(part.b_row + (part.gated ? part.row_of_b(thread % 32 * 4, p.n) - part.b_row : part.col + thread % 32 * 4)) * 4
+                       : C::WEIGHTS == Weights::FP8_128X128 ? (u64)(tile_row + other) * p.scale_pitch * 4
+                                                            : (u64)tile_row * p.scale_pitch * 512 + thread % 32 * 16 + (part.gated ? part.col / 64 % 2 * 8 : 0);
     SmallMTile<C> m = {p,
+                       part,
                        base,
-                       (u32)((u64)steps * (rank + 1) / ranks),
-                       first_row,
+                       (u32)((u64)steps * (of_k + 1) / split),
                        base + SmallMTile<C>::place_of_codes(row, thread % C::UNITS),
                        base + C::A + thread * 16,
                        steps_within(p.k, thread % C::UNITS * (128 / C::UNITS)),
@@ -238,15 +290,15 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
                        once(p.b + (u64)at_row * pitch + thread % C::UNITS * 16),
                        {},
                        once((const char*)p.scales + scales),
-                       once((const u16*)p.a + (u64)(thread / 16) * p.stride_a + unit),
-                       p.m > thread / 16 ? (p.m - thread / 16 + 7) / 8 : 0,
+                       once((const u16*)p.a + (u64)(part.row + thread / 16) * p.stride_a + unit),
+                       part.m > thread / 16 ? (part.m - thread / 16 + 7) / 8 : 0,
                        warp * 8 + lane / 4,
                        C::A + lane / 4 * 256 + (lane / 4 % 2 * 64) + lane % 4 * 16,
                        lane % 4 * 32,
                        pick_of<C::NVFP4>(lane)};
 #pragma unroll
     for (u32 j = 0; j < C::UNITS; j++) {
-        m.further[j] = (min(first_row + row + SmallMTile<C>::APART * j, p.n - 1) - at_row) * pitch;
+        m.further[j] = (part.row_of_b(row + SmallMTile<C>::APART * j, p.n) - at_row) * pitch;
         keep(m.further[j]);
     }
     // Made again at each use they would cost as much as the copies.
@@ -256,21 +308,26 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     keep(m.a_end);
     keep(m.a_copies);
     // What the end reads of vectors: on its way to L2 while B is read.
-    if (thread < 4 && first_row + 32 * thread < p.n) {
-        const u32 at = first_row + 32 * thread;
+    if (thread < 4 && part.col + 32 * thread % part.columns() < p.n) {
+        const u32 at = part.row_of_b(32 * thread, p.n);
         if (p.scales_b) prefetch_line(p.scales_b + at * p.b_step);
         if (p.bias) prefetch_line((const char*)p.bias + (u64)at * (p.bias_type == 2 ? 4 : 2));
     }
     if constexpr (C::OWN_PARTS) {
-        if (thread == 0 && ranks > 1) {
-            barrier_init(arrived, 1);
-            barriers_ready();
+        if (part.round == 0) {
+            if (thread == 0 && ranks > 1) {
+                barrier_init(arrived, 1);
+                barriers_ready();
+            }
+            __syncwarp();
+            cluster_arrive_relaxed();
+        } else {
+            cluster_arrive();  // the parts that came before have been read
         }
-        __syncwarp();
-        cluster_arrive_relaxed();
     }
     float sum[2][GROUPS][4] = {};
     m.sums(first, sum);
+    if (!CLUSTERS && p.parts) return m.leave(of_k, sum);
 
     if constexpr (C::OWN_PARTS) {
         // Some parts may be here before their number is announced: they count all the same.
@@ -283,14 +340,15 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
         if (ranks > 1) cluster_sync();
         else __syncthreads();
     }
-    // To each block of the cluster its rows of this part.
-    const u32 rows = C::ROWS / ranks;
+    // To each block of the cluster its rows of this part: neighbours, of either matrix.
+    const u32 rows = C::ROWS / ranks, columns = part.gated ? rows / 2 : rows;
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
-        const u32 r = 32 * j + m.lane_row, to = r / rows;
+        const u32 r = 32 * j + m.lane_row, of_matrix = part.gated ? r % 64 : r;
+        const u32 to = of_matrix / columns, in_block = of_matrix % columns + (part.gated && j >= 2 ? columns : 0);
 #pragma unroll
         for (u32 t = 0; t < GROUPS; t++) {
-            const u32 at = parts + ((rank * (TOKENS / 2) + t * 4 + lane % 4) * rows + r % rows) * 8;
+            const u32 at = parts + ((rank * (TOKENS / 2) + t * 4 + lane % 4) * rows + in_block) * 8;
             const float x = sum[j / 2][t][2 * (j % 2)], y = sum[j / 2][t][2 * (j % 2) + 1];
             if (ranks == 1) shared_store_pair(at, x, y);
             else if constexpr (C::OWN_PARTS) store_pair_at(at_rank(at, to), x, y, at_rank(arrived, to));
@@ -298,32 +356,38 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
         }
     }
     if (ranks == 1) __syncthreads();
-    else if constexpr (C::OWN_PARTS) barrier_wait(arrived, 0);
+    else if constexpr (C::OWN_PARTS) barrier_wait(arrived, part.round % 2);
     else cluster_sync();
     const u32 parts_pitch = TOKENS / 2 * rows * 8;
-    for (u32 o = thread; o < rows * ((p.m + 1) / 2); o += C::THREADS) {
-        const u32 pair = o / rows, r = o % rows, col = first_row + rank * rows + r, at = parts + o * 8;
+    for (u32 o = thread; o < columns * ((part.m + 1) / 2); o += C::THREADS) {
+        const u32 pair = o / columns, r = o % columns, col = part.col + rank * columns + r, at = parts + (pair * rows + r) * 8;
         if (col >= p.n) continue;
-        const float2 both = ranks == 1   ? sum_of_parts<1>(at, parts_pitch)
-                            : ranks == 2 ? sum_of_parts<2>(at, parts_pitch)
-                            : ranks == 4 ? sum_of_parts<4>(at, parts_pitch)
-                                         : sum_of_parts<8>(at, parts_pitch);
+        const float2 both = sum_of_ranks(ranks, at, parts_pitch);
+        float2 others = {0.0f, 0.0f};
+        if (part.gated) others = sum_of_ranks(ranks, at + columns * 8, parts_pitch);
 #pragma unroll 1
-        for (u32 token = 2 * pair; token < min(2 * pair + 2, p.m); token++) {
+        for (u32 token = 2 * pair; token < min(2 * pair + 2, part.m); token++) {
+            const u32 d_row = part.row + token;
             float v[1] = {token % 2 ? both.y : both.x}, residual[1];
-            if (C::NVFP4) v[0] = __fmul_rn(Unit<typename C::Number>::NVFP4, v[0]);
-            load_residual(p, token, col, residual);
-            v[0] = finish_sum<true>(p, token, col, col, v[0]);
+            load_residual(p, d_row, col, residual);
+            v[0] = finish_tile_sum<C>(p, d_row, part.b_row + col, v[0]);
             finish(p, residual, v);
-            store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
+            if (part.gated) v[0] = __fmul_rn(v[0], finish_tile_sum<C>(p, d_row, part.b_row + p.n + col, token % 2 ? others.y : others.x));
+            store_numbers(p.d, d_row * p.stride_d + col, p.d_type, v);
         }
     }
 }
 
+// The whole product, the blocks of a cluster 128 of its columns.
+template <class C> __device__ __forceinline__ void small_m_whole(const SmallMWeightsProblem& p) {
+    const SmallMPlace part = {p.m, 0, 0, blockIdx.x / (CLUSTERS ? cluster_size() : p.split) * C::ROWS, 0, false};
+    small_m_tile<C>(p, part);
+}
+
 // A kernel of the tables in small_m_e2m1.cu and small_m_e4m3.cu.
 #define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
+    extern "C" __global__ void __launch_bounds__(128, RESIDENTS<BLOCKS>)                                                         \
         gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
         begin();                                                                                                                 \
-        small_m_tile<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                               \
+        small_m_whole<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                              \
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::header::{Header, TensorInfo};
+use super::names::scaled_beside;
 use super::{Heads, NibbleOrder};
 use crate::error::{Error, Result, printable};
 
@@ -41,13 +42,16 @@ impl Listing {
     pub(super) fn info(&self, name: &str) -> Result<&TensorInfo> {
         self.get(name).ok_or_else(|| {
             let tensors = &self.header.tensors;
-            let mut some: Vec<_> = tensors.iter().take(5).map(|t| t.name.as_str()).collect();
+            // Matrices before their scales: those may be asked for.
+            let is_scale = |t: &&TensorInfo| scaled_beside(&t.name, |name| self.get(name).is_some()).is_some();
+            let names = tensors.iter().filter(|t| !is_scale(t)).chain(tensors.iter().filter(is_scale));
+            let mut some: Vec<_> = names.take(5).map(|t| t.name.as_str()).collect();
             if tensors.len() > some.len() {
                 some.push("...");
             }
             let are = if tensors.len() == 1 { "tensor is" } else { "tensors are" };
             let place = if self.files.len() == 1 { "is not in the file" } else { "is in none of the files" };
-            self.refuse(name, place, format!("its {} {are} {}", tensors.len(), some.join(", ")))
+            self.refuse(name, place, format!("its {} {are} {}: give one that is there", tensors.len(), some.join(", ")))
         })
     }
 

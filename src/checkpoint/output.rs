@@ -154,14 +154,18 @@ impl OutputFile {
     /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
     ///
     /// # Errors
-    /// [`Error::Io`]. Where the system does not give it that name, what was written stays, under the name that the error says.
+    /// [`Error::Io`]. Where the system does not give it that name, what was written stays, under the name that the error says, unless somebody
+    /// has removed it.
     pub fn finish(mut self) -> Result<()> {
         self.sync()?;
         let path = self.path;
         self.file.persist(&self.target).map(drop).map_err(|e| {
             let refused = e.error;
             match e.file.keep() {
-                Ok((_, temporary)) => unnamed(&path, &refused, &told_apart(temporary)),
+                Ok((_, temporary)) => {
+                    let place = told_apart(temporary);
+                    unnamed(&path, &refused, &place, place.is_file())
+                }
                 Err(_) => Error::Io { path, source: refused },
             }
         })
@@ -228,9 +232,18 @@ fn told_apart(temporary: PathBuf) -> PathBuf {
     if fs::rename(&temporary, &whole).is_ok() { whole } else { temporary }
 }
 
-/// What the system says of a name that it does not give to what is whole, and where that is.
-pub(super) fn unnamed(path: &Path, refused: &io::Error, whole: &Path) -> Error {
-    let message = format!("cannot be given its name: {refused}; {}", whole_in(whole));
+/// What the system says of a name that it does not give to what is whole, and where that is. `is_there`: unless somebody removed it.
+pub(super) fn unnamed(path: &Path, refused: &io::Error, place: &Path, is_there: bool) -> Error {
+    let what_is_left = match is_there {
+        true => whole_in(place),
+        false => {
+            format!(
+                "what was written is no more in {}: it was removed or moved meanwhile; write it again",
+                place.display()
+            )
+        }
+    };
+    let message = format!("cannot be given its name: {refused}; {what_is_left}");
     // Of no kind: the remedies of kinds are not those of it.
     Error::Io { path: path.to_path_buf(), source: io::Error::other(message) }
 }

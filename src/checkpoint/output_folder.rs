@@ -204,7 +204,7 @@ impl OutputFolder {
             ))),
             done => done,
         };
-        unmarked.and_then(|()| sync_folder(&self.partial)).map_err(|e| self.unnamed(e))?;
+        unmarked.and_then(|()| sync_folder(&self.partial)).map_err(|e| self.unnamed(&e))?;
         self.rename().map_err(|e| match e.kind() {
             ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory | ErrorKind::AlreadyExists
                 if self.partial.is_dir() =>
@@ -212,7 +212,7 @@ impl OutputFolder {
                 let reason = "was made by somebody else while it was being written";
                 refuse_file(&self.path, reason, whole_in(&self.partial))
             }
-            _ => self.unnamed(e),
+            _ => self.unnamed(&e),
         })?;
         sync_folder(folder_of(&self.target)).map_err(|source| Error::Io { path: self.path.clone(), source })
     }
@@ -225,12 +225,9 @@ impl OutputFolder {
         fs::rename(&self.partial, &self.target)
     }
 
-    /// What the system says of a folder that has not got its name. Where it is gone, nothing is said to be whole there.
-    fn unnamed(&self, refused: io::Error) -> Error {
-        match self.partial.is_dir() {
-            true => unnamed(&self.path, &refused, &self.partial),
-            false => Error::Io { path: self.partial.clone(), source: refused },
-        }
+    /// What the system says of a folder that has not got its name.
+    fn unnamed(&self, refused: &io::Error) -> Error {
+        unnamed(&self.path, refused, &self.partial, self.partial.is_dir())
     }
 
     fn place(&self, name: &str) -> Result<PathBuf> {

@@ -364,7 +364,12 @@ impl Listing {
             _ => self.two_dimensions(&parts.codes().name)?,
         };
         if rows == 0 || width == 0 {
-            return Err(self.refuse(name, format!("has shape [{rows}, {width}]"), "an empty matrix has no scheme"));
+            let found = format!("has shape [{rows}, {width}], and an empty matrix has no scheme");
+            return Err(self.refuse(
+                name,
+                found,
+                "give a matrix that has rows and columns, or take it out of the file",
+            ));
         }
         if per_byte == 2 && !width.is_multiple_of(NVFP4_BLOCK_BYTES) {
             let found =

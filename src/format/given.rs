@@ -4,6 +4,9 @@ use crate::error::{Error, Result};
 
 /// An FP32 scale from calibration, a checkpoint, delayed scaling, or a reduction over several GPUs.
 ///
+/// Any FP32 number is taken, as on a device, which could not refuse one: what comes of 0, NaN, infinities and numbers below 0 is in docs/numerics.md ("Grouped
+/// tensors"). An amax is one of data, 0 or more: nothing is said of what others make.
+///
 /// One for the whole matrix: of FP8 with one scale, or the second level of NVFP4. `T` is the number, or the device memory that
 /// holds it.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -33,8 +33,10 @@ impl HostCastMatrix {
         codes: Vec<u8>,
         mut scales: Vec<f32>,
     ) -> Result<Self> {
+        // Before lengths, which are computed without a check.
+        scheme.check_shape(rows, cols)?;
         let [r, c] = scheme.group().grid(rows, cols);
-        check(scheme, rows, cols, [codes.len(), scales.len()], [scheme.code_bytes(rows, cols), r * c])?;
+        check_lengths(scheme, rows, cols, [codes.len(), scales.len()], [scheme.code_bytes(rows, cols), r * c])?;
         if scheme.scales() == CastScales::Ue8m0 {
             if let Some(at) = scales.iter().position(|scale| *scale < 0.0) {
                 return Err(Error::unsupported(
@@ -53,8 +55,9 @@ impl HostCastMatrix {
     /// # Errors
     /// [`Error::Shape`] for wrong lengths, or a shape that the scheme refuses.
     pub fn from_parts(scheme: CastScheme, rows: usize, cols: usize, codes: Vec<u8>, scales: &[u8]) -> Result<Self> {
+        scheme.check_shape(rows, cols)?;
         let wanted = [scheme.code_bytes(rows, cols), scheme.scale_bytes(rows, cols)];
-        check(scheme, rows, cols, [codes.len(), scales.len()], wanted)?;
+        check_lengths(scheme, rows, cols, [codes.len(), scales.len()], wanted)?;
         Ok(Self { scheme, rows, cols, codes, scales: logical_scales(scheme, rows, cols, scales) })
     }
 
@@ -160,8 +163,7 @@ pub(crate) fn check_scales(scheme: CastScheme, rows: usize, cols: usize, scales:
     ))
 }
 
-fn check(scheme: CastScheme, rows: usize, cols: usize, found: [usize; 2], wanted: [usize; 2]) -> Result<()> {
-    scheme.check_shape(rows, cols)?;
+fn check_lengths(scheme: CastScheme, rows: usize, cols: usize, found: [usize; 2], wanted: [usize; 2]) -> Result<()> {
     for ((what, found), wanted) in ["codes", "scales"].into_iter().zip(found).zip(wanted) {
         if found != wanted {
             return Err(Error::shape(

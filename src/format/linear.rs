@@ -28,7 +28,8 @@ use crate::names::UnknownName;
 /// | `fp8-tensor` | tensor | tensor | tensor, E5M2 | tensor | tensor, E5M2 | tensor |
 /// | `nvfp4-row` | nvfp4-row | nvfp4 | BF16 | BF16 | BF16 | BF16 |
 ///
-/// Codes are E4M3 but where the table says E5M2.
+/// Codes are E4M3 but where the table says E5M2. On GPUs `fp8-blockwise` runs on sm_90, `fp8-row` and `fp8-tensor` on sm_89 and newer, `bf16` and
+/// `nvfp4-row` on sm_80 and newer; on the CPU all do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LinearRecipe {

@@ -287,7 +287,8 @@ impl Scheme {
     /// Bytes of the code buffer of a `rows x cols` matrix, row padding included.
     pub const fn code_bytes(self, rows: usize, cols: usize) -> usize {
         let spec = self.spec();
-        rows.next_multiple_of(spec.row_multiple) * cols * spec.code_bits / 8
+        // Bits of codes of 2^31 rows and columns are more than a word counts.
+        rows.next_multiple_of(spec.row_multiple) * cols / (8 / spec.code_bits)
     }
 
     /// Number of FP32 scales in logical order: `[row groups, column groups]`; `[0, 0]` if the scheme has none.

@@ -76,7 +76,8 @@ pub fn quantize_transposed(x: ArrayView2<f32>, source: DType, recipe: impl Into<
 
 /// [`quantize`] to NVFP4 with a second level that the caller brings instead of the amax of `x`.
 ///
-/// With a Hadamard recipe it is that of the transformed data. A scale too small for the data saturates codes and block scales.
+/// With a Hadamard recipe it is that of the transformed data. A scale too small for the data saturates codes and block scales; none is refused
+/// ([`GivenScale`]).
 ///
 /// # Errors
 /// As [`quantize`]; [`Error::Unsupported`] if the recipe is for another scheme than [`Scheme::Nvfp4`].
@@ -106,7 +107,7 @@ pub fn quantize_part(
 /// [`quantize`] of the rows from `first_row` on of a matrix whose amax is known, or whose scale is given: the codes and scales that
 /// these rows have in the whole.
 ///
-/// `whole` matters to `fp8-tensor` and `nvfp4`, which have one scale for the matrix; the others take it from the rows. With a
+/// `whole` matters to `fp8-tensor` and `nvfp4`, which have one scale for the matrix; the others take it from the rows. None is refused ([`GivenScale`]). With a
 /// Hadamard recipe it is that of the transformed data ([`hadamard16_amax`](super::hadamard16_amax)). `first_row` matters to
 /// stochastic recipes, whose random bytes go by the number of a row, and to those with tiles (`fp8-128x128`, 16x16): a part begins at
 /// the first row of a tile, and unless it is the last ends with a whole one.
@@ -196,7 +197,7 @@ pub(super) fn check_given(x: &ArrayView2<f32>, source: DType, recipe: Recipe) ->
     }
 }
 
-/// `code = sat(fl(x * encode))` with a given scale, and the amax of `x` before scaling (NaN ignored).
+/// `code = sat(fl(x * encode))` with a given scale, and the amax of `x` before scaling (NaN ignored). No scale is refused ([`GivenScale`]).
 ///
 /// # Errors
 /// [`Error::Shape`] if the columns are not a multiple of 16.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use safetensors::tensor::Dtype;
+use scaled_gemm::Error;
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, OutputFile, OutputFolder, printable};
 
 use super::{Folder, foreign};
@@ -227,6 +228,38 @@ fn a_file_stays_where_a_folder_has_taken_its_name() {
     fs::remove_dir(&path).unwrap();
     assert_eq!(OutputFile::create(&path).unwrap().left_behind(), [] as [&Path; 0]);
     assert_eq!(folder.names().len(), 1);
+}
+
+/// (Of a file it was said to be whole where nothing was, of a folder that its user should give one that is there.)
+#[cfg(unix)]
+#[test]
+fn what_was_removed_while_it_was_written_is_said_to_be_gone() {
+    let folder = Folder::new();
+    let around = Path::new(&folder.file("around")).to_path_buf();
+    fs::create_dir(&around).unwrap();
+    let mut output = OutputFile::create(around.join("out")).unwrap();
+    output.write(b"hours of work").unwrap();
+    fs::remove_file(output.temporary()).unwrap();
+    let of_file = output.finish().unwrap_err();
+    let mut output = OutputFile::create(around.join("out")).unwrap();
+    output.write(b"hours of work").unwrap();
+    fs::remove_dir_all(&around).unwrap();
+    let without_folder = output.finish().unwrap_err();
+    let output = OutputFolder::create(folder.file("out")).unwrap();
+    output.write("model.safetensors", b"hours of work").unwrap();
+    fs::remove_dir_all(folder.file(".out.partial")).unwrap();
+    let of_folder = output.finish().unwrap_err();
+    for error in [of_file, without_folder, of_folder] {
+        // No wrong use: nothing that the user gave is not there.
+        assert!(matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::Other), "{error}");
+        let error = error.to_string();
+        assert!(error.contains("out: cannot be given its name: "), "{error}");
+        assert!(
+            error.contains("; what was written is no more in ")
+                && error.ends_with(": it was removed or moved meanwhile; write it again"),
+            "{error}"
+        );
+    }
 }
 
 /// (What was written was removed where its mark could not be.)

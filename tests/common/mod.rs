@@ -9,7 +9,8 @@ pub use scaled_gemm::codec::round_to;
 use scaled_gemm::cudarc::driver::CudaSlice;
 pub use scaled_gemm::reference::Noise;
 use scaled_gemm::{
-    BorrowsOutliveGraph, CapturedGraph, DType, Error, Handle, HostQuantMatrix, QuantMatrix, Result, Scheme, Timing,
+    BorrowsOutliveGraph, CapturedGraph, DType, Error, Handle, HostQuantMatrix, KernelFamily, QuantMatrix, Result,
+    Scheme, Timing,
 };
 
 /// A handle on GPU 0. Without one: prints why and gives `None`, or panics if `SCALED_GEMM_REQUIRE_GPU=1`.
@@ -24,6 +25,16 @@ pub fn handle() -> Option<Handle> {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// A handle on a GPU that runs these kernels, likewise: another GPU is a reason to skip.
+pub fn handle_with(family: KernelFamily) -> Option<Handle> {
+    let handle = handle()?;
+    if !family.runs_on(handle.device().compute_capability) {
+        println!("skipped: the {family} kernels are not for {}", handle.device());
+        return None;
+    }
+    Some(handle)
 }
 
 /// m (or rows), n, k of the issue: odd, tiny, ragged.

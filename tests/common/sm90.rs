@@ -20,12 +20,7 @@ pub const TENSOR_PAIR: (Scheme, Scheme) = (Scheme::Fp8Tensor(E4M3), Scheme::Fp8T
 
 /// A handle on an sm_90.
 pub fn hopper() -> Option<Handle> {
-    let handle = handle()?;
-    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} is no sm_90", handle.device());
-        return None;
-    }
-    Some(handle)
+    handle_with(KernelFamily::Sm90)
 }
 
 /// A plan in this configuration, by way of a record.

@@ -2,7 +2,9 @@
 //! against the bound.
 
 use crate::common::gemm::*;
-use crate::common::{Noise, capture_among_others, handle};
+use crate::common::{Noise, capture_among_others, handle_with};
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use ndarray::{Array2, s};
 use scaled_gemm::reference::{Gelu, SumBound};
 use scaled_gemm::{
@@ -15,31 +17,46 @@ pub const F16: Operand = Operand::Plain(DType::F16);
 
 pub type Pair = (Operand, Scheme);
 
-/// A handle on an sm_90.
-pub fn hopper() -> Option<Handle> {
-    let handle = handle()?;
-    if !KernelFamily::SmallM.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} is no sm_90", handle.device());
-        return None;
-    }
+/// Whether the GPU's blocks form clusters.
+static CLUSTERS: AtomicBool = AtomicBool::new(true);
+
+/// A handle on a GPU that has these kernels.
+pub fn decoding() -> Option<Handle> {
+    let handle = handle_with(KernelFamily::SmallMWeights)?;
+    CLUSTERS.store(handle.device().compute_capability >= (9, 0), Ordering::Relaxed);
     Some(handle)
+}
+
+/// Whether its blocks form clusters; else a plan has scratch memory for parts of sums, too.
+pub fn clusters() -> bool {
+    CLUSTERS.load(Ordering::Relaxed)
+}
+
+/// Whether the GPU runs this configuration.
+fn runs(config: &SmallMConfig) -> bool {
+    clusters() || !config.needs_clusters()
 }
 
 /// Blocks that multiply so many rows.
 pub fn blocks_of(operands: SmallMOperands, m: usize) -> impl Iterator<Item = SmallMBlock> {
-    let most = |block: SmallMBlock| if [SmallMBlock::Four, SmallMBlock::Eight].contains(&block) { 16 } else { 64 };
+    use SmallMBlock::{Eight, Four, Narrow, Sixteen};
+    let most = |block: SmallMBlock| if [Four, Eight, Sixteen, Narrow].contains(&block) { 16 } else { 64 };
     SmallMBlock::ALL.into_iter().filter(move |block| operands == block.operands() && m <= most(*block))
 }
 
 pub fn all_of(operands: SmallMOperands, m: usize) -> impl Iterator<Item = SmallMConfig> {
-    SmallMConfig::all(operands).filter(move |config| blocks_of(operands, m).any(|block| block == config.block()))
+    let of_block = move |config: &SmallMConfig| blocks_of(operands, m).any(|block| block == config.block());
+    SmallMConfig::all(operands).filter(of_block).filter(runs)
 }
 
 /// Those of a kernel each, with splits in turn.
 pub fn one_of_each_of(operands: SmallMOperands, m: usize, turn: usize) -> impl Iterator<Item = SmallMConfig> {
     let splits = SmallMConfig::SPLITS;
     let blocks = blocks_of(operands, m).enumerate();
-    blocks.map(move |(i, block)| SmallMConfig::new(block, splits[(3 * i + turn) % splits.len()]).unwrap())
+    let of = |block, split| SmallMConfig::new(block, split).unwrap();
+    blocks.map(move |(i, block)| {
+        Some(of(block, splits[(3 * i + turn) % splits.len()])).filter(runs).unwrap_or(of(block, 1))
+    })
 }
 
 /// A plan in this configuration, by way of a record.

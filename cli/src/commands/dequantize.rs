@@ -26,13 +26,13 @@ use crate::files;
 use crate::folder;
 use crate::foreign;
 use crate::non_finite::NonFinite;
+use crate::odd_scales::{self, OddScales};
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 use crate::remains::{self, Remains};
 use crate::sources;
 use crate::unread::{self, Beside};
 use experts::Experts;
-use notes::OddScales;
 
 /// A quantized matrix, in the place of its codes.
 struct Matrix {
@@ -103,7 +103,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     bar.finish_and_clear();
     let names = plans.iter().enumerate().filter_map(|(at, plan)| Some((at, plan.matrix()?.name.as_str())));
     let odd = names.map(|(at, name)| (name, found.get(&at).map(|found| found.scales).unwrap_or_default()));
-    let odd = notes::odd_scales(&input, odd);
+    let odd = odd_scales::in_words(&input, odd);
     let (mut rows, mut said, mut done) = (Vec::new(), String::new(), Vec::new());
     let none = Found::default();
     for (at, matrix) in plans.iter().enumerate().filter_map(|(at, plan)| plan.matrix().map(|matrix| (at, matrix))) {
@@ -434,7 +434,10 @@ fn plain(
     buffer: Vec<u8>,
 ) -> Result<PlainRows, Failure> {
     found.transformed = part.basis() != Basis::Plain;
-    found.scales = found.scales.with(OddScales::of(part));
+    // Casts have no such scales: they are refused.
+    if let Coded::Quantized(codes) = part {
+        found.scales = found.scales.with(OddScales::of(codes));
+    }
     // The inverse transform is of FP32 values: nothing is rounded twice.
     let values = match found.transformed {
         false => part.dequantize(caster, dtype, buffer)?,

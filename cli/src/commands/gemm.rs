@@ -18,6 +18,7 @@ use crate::file_tensor::FileTensor;
 use crate::files;
 use crate::folder::module;
 use crate::memory;
+use crate::odd_scales::{self, OddScales};
 use crate::output::{Failure, Form, Outcome, count, shown};
 use crate::sources;
 use crate::unread::Beside;
@@ -82,7 +83,12 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     if nan > 0 {
         text += &format!("d: {} NaN: from NaN or infinite operands\n", count(nan, "value is", "values are"));
     }
-    let notes = beside(&args.a, &file_a)?.into_iter().chain(beside(&args.b, &file_b)?);
+    let odd_a = match &a {
+        HostA::Quantized(codes) => odd(&args.a, &file_a, codes)?,
+        HostA::Plain(..) => Vec::new(),
+    };
+    let odd = odd_a.into_iter().chain(odd(&args.b, &file_b, &b)?);
+    let notes = beside(&args.a, &file_a)?.into_iter().chain(beside(&args.b, &file_b)?).chain(odd);
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(), "tensor": RESULT,
         "m": m, "n": n, "k": k, "a": operand.to_string(), "b": b.scheme().to_string(),
@@ -101,6 +107,12 @@ fn beside(place: &FileTensor, file: &Checkpoint) -> Result<Vec<String>, Failure>
         Some(format!("{}: {tensors} {whose} {what}; d is the product without them", printable(&tensor)))
     };
     Ok(Beside::ALL.into_iter().filter_map(line).collect())
+}
+
+/// What an operand's scales did that no quantizer writes.
+fn odd(place: &FileTensor, file: &Checkpoint, codes: &HostQuantMatrix) -> Result<Vec<String>, Failure> {
+    let (_, tensor) = place.find()?;
+    Ok(odd_scales::in_words(file, std::iter::once((tensor.as_str(), OddScales::of(codes)))))
 }
 
 /// Refuses an order for bytes that hold one code.

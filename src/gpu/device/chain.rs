@@ -13,6 +13,9 @@
 //! So the successor may there load what these do not write: its weights. Whether it is they, and nothing of somebody else's, that the
 //! launch follows, the capture says ([`CapturePlace`]): it names the node.
 //!
+//! Streams that are captured into one graph have a chain each. Where another stream waits for an event that was recorded in the middle of one, nobody tells
+//! that what it enqueues follows a kernel that has released: so `Handle::chain` asks for such events before the scope and behind it.
+//!
 //! Outside of captures nothing releases: nobody tells what was enqueued before, and events would come between.
 
 use std::ops::Range;
@@ -29,9 +32,11 @@ use crate::error::Result;
 /// Enqueues a kernel that begins when all before it has ended.
 pub(crate) type Seal = Box<dyn Fn(&Queue) -> Result<()> + Send>;
 
-/// The last kernel of a capture, where it is a link of a chain.
+/// The last kernel of a stream in a capture, where it is a link of a chain.
 struct Tail {
     capture: u64,
+    /// The driver's address: streams that are captured into one graph have one capture, and each its own last kernel; queues of one stream share it.
+    stream: usize,
     /// `None` where the capture did not tell it, or the next kernel may run beside others than are known.
     node: Option<usize>,
     /// Serial number of the queue that enqueued it.
@@ -42,7 +47,7 @@ struct Tail {
     seal: Option<Seal>,
 }
 
-/// The tails of a context: at most one for each capture.
+/// The tails of a context: at most one for each stream of a capture.
 #[derive(Default)]
 pub(crate) struct Tails {
     /// So many: read at each launch.
@@ -98,9 +103,20 @@ impl Tails {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Takes out the tail of this capture.
-    fn take(&self, capture: u64) -> Option<Tail> {
-        self.change(|all| all.iter().position(|tail| tail.capture == capture).map(|at| all.swap_remove(at)))
+    /// Takes out the tail of this stream in this capture.
+    fn take(&self, capture: u64, stream: usize) -> Option<Tail> {
+        self.change(|all| {
+            let found = all.iter().position(|tail| (tail.capture, tail.stream) == (capture, stream));
+            found.map(|at| all.swap_remove(at))
+        })
+    }
+
+    /// A new tail, in the place of the last one of its stream.
+    fn put(&self, new: Tail) {
+        self.change(|all| {
+            all.retain(|tail| (tail.capture, tail.stream) != (new.capture, new.stream));
+            all.push(new);
+        });
     }
 
     /// What work at this place follows.
@@ -157,10 +173,7 @@ impl Queue {
             Beside::Writers(others) => (after, own.chain(others).collect()),
             Beside::Unknown => (None, own.collect()),
         };
-        self.tracking.tails.change(|all| {
-            all.retain(|tail| tail.capture != capture);
-            all.push(Tail { capture, node, queue: self.serial, writes, seal });
-        });
+        self.tracking.tails.put(Tail { capture, stream: self.address(), node, queue: self.serial, writes, seal });
     }
 
     /// A kernel was enqueued that waits for the one before it, and is no link: what comes behind it is in order.
@@ -168,7 +181,7 @@ impl Queue {
         if !self.tracking.tails.none()
             && let Some(place) = capture_place(&self.stream)
         {
-            self.tracking.tails.take(place.capture);
+            self.tracking.tails.take(place.capture, self.address());
         }
     }
 
@@ -178,9 +191,14 @@ impl Queue {
             return Ok(());
         }
         let Some(place) = capture_place(&self.stream) else { return Ok(()) };
-        let Some(tail) = self.tracking.tails.take(place.capture) else { return Ok(()) };
+        let Some(tail) = self.tracking.tails.take(place.capture, self.address()) else { return Ok(()) };
         let sealed = tail.seal.as_ref().map_or(Ok(()), |seal| seal(self));
-        sealed.inspect_err(|_| self.tracking.tails.change(|all| all.push(tail)))
+        sealed.inspect_err(|_| self.tracking.tails.put(tail))
+    }
+
+    /// Of the stream, as the driver has it.
+    fn address(&self) -> usize {
+        self.stream.cu_stream() as usize
     }
 }
 
@@ -190,10 +208,14 @@ mod tests {
 
     const PLACE: CapturePlace = CapturePlace { capture: 7, after: Some(70) };
 
+    /// Of stream 3 in capture 7.
+    fn tail(node: Option<usize>, writes: &[Range<u64>]) -> Tail {
+        Tail { capture: 7, stream: 3, node, queue: 1, writes: writes.iter().cloned().collect(), seal: None }
+    }
+
     fn tails(node: Option<usize>, writes: &[Range<u64>]) -> Tails {
         let tails = Tails::default();
-        let tail = Tail { capture: 7, node, queue: 1, writes: writes.iter().cloned().collect(), seal: None };
-        tails.change(|all| all.push(tail));
+        tails.put(tail(node, writes));
         tails
     }
 
@@ -242,7 +264,22 @@ mod tests {
     #[test]
     fn a_tail_is_taken_once() {
         let tails = tails(Some(70), &[]);
-        assert!(!tails.none() && tails.take(8).is_none());
-        assert!(tails.take(7).is_some() && tails.none() && tails.take(7).is_none());
+        assert!(!tails.none() && tails.take(8, 3).is_none());
+        assert!(tails.take(7, 3).is_some() && tails.none() && tails.take(7, 3).is_none());
+    }
+
+    /// Streams of one capture have one number of it. (A link, an end or any kernel on the one took the end of the chain from the other.)
+    #[test]
+    fn each_stream_of_a_capture_has_a_tail_of_its_own() {
+        let tails = tails(Some(70), &[]);
+        tails.put(Tail { stream: 4, ..tail(Some(80), &[]) });
+        assert!(early(&tails, PLACE, 0, 8), "the link of another stream came between");
+        assert!(early(&tails, CapturePlace { after: Some(80), ..PLACE }, 0, 8));
+        assert!(tails.take(7, 5).is_none(), "of a stream without links");
+        tails.put(Tail { queue: 2, ..tail(Some(71), &[]) });
+        assert!(!early(&tails, PLACE, 0, 8), "a queue of the same stream has put its link behind");
+        assert_eq!(tails.take(7, 4).map(|tail| tail.node), Some(Some(80)));
+        assert_eq!(tails.take(7, 3).map(|tail| tail.node), Some(Some(71)));
+        assert!(tails.none());
     }
 }

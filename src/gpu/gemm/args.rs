@@ -89,9 +89,13 @@ impl<'a> GemmArgs<'a> {
         Self::of(ArgA::Quantized(a), b, d)
     }
 
-    /// `D = A Bᵀ` with plain activations: A `m x k` BF16 or F16, B `n x k` NVFP4 or MXFP4 (or MXFP8, for a BF16 A), D `m x n`.
+    /// `D = A Bᵀ` with plain activations: A `m x k` BF16 or F16, B `n x k` NVFP4, MXFP4 or FP8 in E4M3 (or MXFP8, for a BF16 A), D `m x n`.
     ///
-    /// B is multiplied in A's type, in which its codes times block scales are exact; sums are FP32. A's rows may lie apart, by
+    /// The pairs are those of [`check_pair`](crate::pair::check_pair): FP8 weights take at most 64 rows of A, the others any number.
+    /// [`Handle::supports`](crate::Handle::supports) says what runs one on a GPU.
+    ///
+    /// B is multiplied in A's type, in which its codes times block scales are exact, but for MXFP4 by an F16 A, which rounds them
+    /// ([`multiplied_in`](crate::pair::multiplied_in)), and for MXFP8 at the ends of BF16's range; sums are FP32. A's rows may lie apart, by
     /// a multiple of 16 bytes.
     pub fn weight_only(a: MatRef<'a>, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
         Self::of(ArgA::Plain(a), b, d)
@@ -155,7 +159,7 @@ impl<'a> GemmArgs<'a> {
         Self { activation, ..self }
     }
 
-    /// Adds a matrix of D's shape after the activation.
+    /// Adds a matrix of D's shape after the activation. D must lie apart from it.
     pub fn residual(self, residual: MatRef<'a>) -> Self {
         Self { residual: Some(residual), ..self }
     }
@@ -165,7 +169,7 @@ impl<'a> GemmArgs<'a> {
         Self { alpha, ..self }
     }
 
-    /// Adds `beta * D` ([`Accumulate::Add`]; F32 output). With `beta = 0` D's old value is not read. Subnormal numbers may
+    /// Adds `beta * D`, what D held before ([`Accumulate::Add`]; F32 output): there is no other C. With `beta = 0` D's old value is not read. Subnormal numbers may
     /// count as 0.
     pub fn accumulate(self, beta: f32) -> Self {
         Self { beta: Some(beta), ..self }

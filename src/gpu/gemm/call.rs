@@ -41,6 +41,7 @@ pub(crate) struct ScratchSpans<'s> {
     pub(crate) a: Span<'s>,
     pub(crate) b: Span<'s>,
     pub(crate) factors: Span<'s>,
+    pub(crate) parts_of_k: Span<'s>,
 }
 
 /// An A that the call quantizes.
@@ -103,7 +104,7 @@ pub(crate) fn with_addresses(
         b.freshen(handle)?;
     }
     let scratch = handle.scratch(outline.scratch.bytes())?;
-    let [sum, a_values, b_values, factors, codes, scales] =
+    let [sum, a_values, b_values, factors, codes, scales, parts_of_k] =
         outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
     let values = outline.sum.values;
     let kept = values.filter(|v| v.b == ValueSource::Given).map(|v| v.dtype);
@@ -141,7 +142,7 @@ pub(crate) fn with_addresses(
         amax: amax.as_mut().map(|amax| amax.at(&order)).transpose()?,
         alpha: *alpha,
         beta: beta.unwrap_or(0.0),
-        scratch: ScratchSpans { sum, a: a_values, b: b_values, factors },
+        scratch: ScratchSpans { sum, a: a_values, b: b_values, factors, parts_of_k },
     };
     match &call.a_source {
         None => check_alignment("A", &call.a.numbers)?,

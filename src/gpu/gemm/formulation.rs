@@ -238,10 +238,13 @@ pub(crate) fn sm90_pair(desc: &GemmDesc) -> Result<(), String> {
 fn available_small_m(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
     small_m_pair(desc)?;
     let (major, minor) = facts.cc;
-    if facts.cc != HOPPER {
-        return Err(format!("its kernels are for sm_90 alone, and this GPU is sm_{major}{minor}"));
+    match small_m_operands(desc) {
+        Some(SmallMOperands::Fp8) if facts.cc != HOPPER => Err(format!(
+            "its kernels for FP8 codes on both sides are for sm_90 alone, and this GPU is sm_{major}{minor}"
+        )),
+        _ if facts.cc < AMPERE => Err(format!("its kernels need sm_80, and this GPU is sm_{major}{minor}")),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// What the kernels for few rows take these operands for, or `None`.
@@ -477,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_of_e2m1_weights_are_read_once_on_hopper() {
+    fn few_rows_of_e2m1_weights_are_read_once() {
         use Formulation::{DequantizedBf16, SmallM};
         let (nv, row, mx, mx4) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(F), Scheme::Mxfp4);
         let (bf16, f16) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16));
@@ -500,8 +503,9 @@ mod tests {
                 assert_eq!(offered(&of(m, 7168, a, b), H200), [DequantizedBf16, SmallM], "{a} x {b}");
             }
             for cc in [(8, 0), (8, 9), (10, 0), (12, 0)] {
-                assert!(!offered(&of(1, 7168, a, b), Facts { cc, ..H200 }).contains(&SmallM), "{a} x {b}");
+                assert!(offered(&of(1, 7168, a, b), Facts { cc, ..H200 }).contains(&SmallM), "{a} x {b}");
             }
+            assert!(available(&of(1, 7168, a, b), Facts { cc: (7, 5), ..H200 }, SmallM).unwrap_err().contains("sm_80"));
             let why = |desc: &GemmDesc| available(desc, H200, SmallM).unwrap_err();
             assert!(why(&of(65, 7168, a, b)).contains(&format!("at most 64 rows of A with {b} weights, and m = 65")));
             assert!(why(&of(1, 7152, a, b)).contains("in multiples of 32, and k = 7152"));
@@ -515,7 +519,7 @@ mod tests {
 
     /// FP8 weights of plain activations there alone; of MXFP8 their values may be dequantized, too.
     #[test]
-    fn few_rows_of_e4m3_weights_are_read_once_on_hopper() {
+    fn few_rows_of_e4m3_weights_are_read_once() {
         use Formulation::{DequantizedBf16, SmallM};
         let (bf16, f16, mx) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16), Scheme::Mxfp8(F));
         let fp8 = [Scheme::Fp8Tensor(F), Scheme::Fp8Row(F), Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F)];
@@ -528,7 +532,7 @@ mod tests {
                 assert_eq!(offered(&of(m, k), H200), ways, "{a} x {b}");
             }
             for cc in [(8, 0), (8, 9), (10, 0), (12, 0)] {
-                assert!(!offered(&of(1, 7168), Facts { cc, ..H200 }).contains(&SmallM), "{a} x {b}");
+                assert!(offered(&of(1, 7168), Facts { cc, ..H200 }).contains(&SmallM), "{a} x {b}");
             }
             let why = |desc: &GemmDesc, way| available(desc, H200, way).unwrap_err();
             assert!(why(&of(65, 7168), SmallM).contains(&format!("at most 64 rows of A with {b} weights, and m = 65")));

@@ -127,13 +127,15 @@ pub(crate) struct Scratch {
     /// Codes and scales of an A that the call quantizes.
     pub(crate) codes: usize,
     pub(crate) scales: usize,
+    /// Sums over parts of k, of which the product's configurations tell ([`SmallMProduct`](crate::gpu::gemm::small_m_step::SmallMProduct)): none in an outline.
+    pub(crate) parts_of_k: usize,
 }
 
 impl Scratch {
     /// Offset and length of each part.
-    pub(crate) fn parts(&self) -> [(usize, usize); 6] {
+    pub(crate) fn parts(&self) -> [(usize, usize); 7] {
         let mut at = 0usize;
-        [self.sum, self.a, self.b, self.factors, self.codes, self.scales].map(|bytes| {
+        [self.sum, self.a, self.b, self.factors, self.codes, self.scales, self.parts_of_k].map(|bytes| {
             let start = if bytes == 0 { at } else { at.next_multiple_of(256) };
             at = start + bytes;
             (start, bytes)
@@ -292,6 +294,7 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         factors: if factors == FactorPlace::Device { 16 } else { 0 },
         codes: desc.quantize_a.map_or(0, |quantize| quantize.recipe.scheme().code_bytes(desc.m, desc.k)),
         scales: desc.quantize_a.map_or(0, |quantize| quantize.recipe.scheme().scale_len(desc.m, desc.k) * 4),
+        parts_of_k: 0,
     };
     // Block modes promote every 128 columns anyway, and the library refuses fast accumulation with them (observed).
     let scalar_or_row = matches!(a_scales, ScaleLayout::Scalar | ScaleLayout::Outer);
@@ -572,9 +575,9 @@ mod tests {
         let scratch = |desc: &GemmDesc, finish| outline(desc, Formulation::DequantizedBf16, finish).unwrap().scratch;
         let nv = desc(17, Scheme::Nvfp4, Scheme::Nvfp4);
         let (a, b) = (17 * 7168 * 2, 4096 * 7168 * 2);
-        assert_eq!(scratch(&nv, Finish::Fused), Scratch { sum: 0, a, b, factors: 16, codes: 0, scales: 0 });
+        assert_eq!(scratch(&nv, Finish::Fused), Scratch { sum: 0, a, b, factors: 16, ..Scratch::default() });
         let kept = nv.with_kept(KeptWeights::Dequantized(DType::Bf16));
-        assert_eq!(scratch(&kept, Finish::Fused), Scratch { sum: 0, a, b: 0, factors: 16, codes: 0, scales: 0 });
+        assert_eq!(scratch(&kept, Finish::Fused), Scratch { sum: 0, a, b: 0, factors: 16, ..Scratch::default() });
         // Values of another type than the product's are of no use to it.
         let other = nv.with_kept(KeptWeights::Dequantized(DType::F16));
         assert_eq!(scratch(&other, Finish::Fused).b, b);
@@ -583,10 +586,10 @@ mod tests {
         assert_eq!(scratch(&weight_only, Finish::Fused).bytes(), 16);
         let sum = 17 * 4096 * 4;
         let whole = scratch(&weight_only, Finish::EpilogueKernel);
-        assert_eq!(whole, Scratch { sum, a: 0, b: 0, factors: 16, codes: 0, scales: 0 });
-        let parts = Scratch { sum: 10, a: 0, b: 300, factors: 16, codes: 0, scales: 0 }.parts();
-        assert_eq!(parts, [(0, 10), (10, 0), (256, 300), (768, 16), (784, 0), (784, 0)]);
-        assert_eq!(Scratch { sum: 10, a: 0, b: 300, factors: 0, codes: 0, scales: 0 }.bytes(), 556);
+        assert_eq!(whole, Scratch { sum, a: 0, b: 0, factors: 16, ..Scratch::default() });
+        let parts = Scratch { sum: 10, a: 0, b: 300, factors: 16, ..Scratch::default() }.parts();
+        assert_eq!(parts, [(0, 10), (10, 0), (256, 300), (768, 16), (784, 0), (784, 0), (784, 0)]);
+        assert_eq!(Scratch { sum: 10, a: 0, b: 300, factors: 0, ..Scratch::default() }.bytes(), 556);
         let mx = desc(17, Scheme::Mxfp8(F), Scheme::Mxfp8(F));
         assert_eq!(outline(&mx, Formulation::Native, Finish::Fused).unwrap().scratch.bytes(), 0);
         assert_eq!(outline(&nv, Formulation::Native, Finish::Fused).unwrap().scratch.bytes(), 16);

@@ -192,7 +192,7 @@ impl Handle {
         order.into_iter().map(ask).collect()
     }
 
-    /// `D = epilogue(alpha * A Bᵀ + beta * D)`, planned at the first call for each problem and cached.
+    /// `D = epilogue(alpha * A Bᵀ + beta * D)`, planned at the first call for each problem and cached. Operands are as [`GemmPlan::execute`] asks.
     ///
     /// A first call plans (and makes B's repeated scales where the formulation needs them): slow, and it allocates. Later
     /// ones are [`GemmPlan::execute`] after one look-up, also inside graph capture. The cache holds 64 plans, and forgets the
@@ -433,7 +433,9 @@ impl GemmPlan {
 
     /// `D = epilogue(alpha * A Bᵀ + beta * D)`: A `m x k`, B `n x k`, D `m x n` row-major.
     ///
-    /// Operands are those of [`GemmPlan::desc`], 16-byte aligned; D's old value is read only with `accumulate`.
+    /// Operands are those of [`GemmPlan::desc`], 16-byte aligned; D's old value is read only with `accumulate`. What follows the sum, and in what
+    /// order, says [`Epilogue`](crate::Epilogue). D must lie apart from all that is read: borrows see to that, but of memory that is passed by its address only
+    /// an A that the call quantizes is looked at.
     /// Enqueued on the handle's stream: allocates nothing, asks no heuristic, waits for nothing, logs nothing; safe inside
     /// graph capture, which keeps the addresses, alpha and beta it saw.
     ///

@@ -48,6 +48,8 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
         PairKind::Fp8(a, b) => {
             SmallMScales::of(a, b).is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk))
         }
+        // The library reads the same codes, on tensor cores made for them.
+        PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => false,
         // All others read weights of four times the bytes, and dequantize them first unless they are kept.
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => match desc.b.spec().format {
             CodeFormat::E2M1 => small_m_rules::is_first_of_e2m1(kept_values(desc), mnk),
@@ -504,11 +506,14 @@ mod tests {
         for cc in [(8, 0), (9, 0), (10, 0), (12, 0)] {
             let facts = Facts { cc, ..H200 };
             for a in [Operand::Quantized(Scheme::Nvfp4), Operand::Plain(DType::Bf16)] {
-                let desc = GemmDesc::new(65, 4096, 7168, a, Scheme::Nvfp4, DType::Bf16);
-                let (order, why) = preference(&desc, facts);
-                assert_eq!(order, Formulation::ALL, "{desc} on {facts:?}");
                 let native = cc.0 >= 10 && a.scheme().is_some();
-                assert_eq!(why.contains("multiplies such blocks itself"), native, "{desc} on {facts:?}: {why}");
+                for m in [1, 16, 32, 65] {
+                    let desc = GemmDesc::new(m, 4096, 7168, a, Scheme::Nvfp4, DType::Bf16);
+                    let (order, why) = preference(&desc, facts);
+                    assert_eq!(order == Formulation::ALL, native || m > 64, "{desc} on {facts:?}");
+                    assert_eq!(order[0] == Formulation::SmallM, !native && m <= 64, "{desc} on {facts:?}");
+                    assert_eq!(why.contains("multiplies such blocks itself"), native, "{desc} on {facts:?}: {why}");
+                }
             }
         }
     }

@@ -37,10 +37,35 @@ fn cycles(config: Sm90Config, groups: usize, [m, n, k]: [usize; 3], sm_count: us
 
 /// The configurations whose kernels cast D, or compute SwiGLU of columns that B has two rows for, likewise.
 pub(crate) fn cast_order(swiglu: bool, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
-    let cycles = |config: Sm90Config| {
-        if !swiglu {
-            return config.codes_tile().map(|_| cycles(config, groups, [m, n, k], sm_count));
-        }
+    let stored =
+        |config: Sm90Config| config.codes_tile().map(|_| (cycles(config, groups, [m, n, k], sm_count), config));
+    let mut all: Vec<_> = match swiglu {
+        true => swiglu_cycles(groups, [m, n, k], sm_count).collect(),
+        false => Sm90Config::ALL.into_iter().filter_map(stored).collect(),
+    };
+    all.sort_by_key(|(cycles, _)| *cycles);
+    all.into_iter().map(|(_, config)| config).collect()
+}
+
+/// SwiGLU of two products in two steps, where that should be faster than in one kernel: the configuration of the products, which are stored in FP32 side by side, of
+/// columns that B has two rows for. Tiles of the fused kernel have twice the columns, and fill the GPU worse. A pass takes about as long as 3,500 cycles and what it reads and writes beside the
+/// L2 cache.
+pub(crate) fn swiglu_in_steps([m, n, k]: [usize; 3], sm_count: usize) -> Option<Sm90Config> {
+    if m >= MOST_ROWS_IN_STEPS {
+        return None;
+    }
+    let fused = swiglu_cycles(1, [m, n, k], sm_count).map(|(cycles, _)| cycles).min()?;
+    let products = order(1, [m, 2 * n, k], sm_count)[0];
+    let steps = cycles(products, 1, [m, 2 * n, k], sm_count) + 3500 + m * n * 16 / 2400;
+    (steps < fused).then_some(products)
+}
+
+/// From here on the pass costs more than what the fused kernel loses.
+const MOST_ROWS_IN_STEPS: usize = 1024;
+
+/// Cycles of SwiGLU in each configuration that has it.
+fn swiglu_cycles(groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> impl Iterator<Item = (usize, Sm90Config)> {
+    Sm90Config::ALL.into_iter().filter_map(move |config| {
         // A tile does what one of twice the columns does.
         let tile = config.swiglu_tile()?;
         let Cost { block, tile: rest } = match config {
@@ -48,11 +73,8 @@ pub(crate) fn cast_order(swiglu: bool, groups: usize, [m, n, k]: [usize; 3], sm_
             _ => Cost { block: 1050, tile: 2400 },
         };
         let waves = (groups * tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
-        Some(waves * (k.div_ceil(128) * block + rest))
-    };
-    let mut all: Vec<_> = Sm90Config::ALL.into_iter().filter_map(|config| Some((cycles(config)?, config))).collect();
-    all.sort_by_key(|(cycles, _)| *cycles);
-    all.into_iter().map(|(_, config)| config).collect()
+        Some((waves * (k.div_ceil(128) * block + rest), config))
+    })
 }
 
 /// The configurations for groups, from the one with the fewest cycles on; of equals the one with the larger tile, which reads less.
@@ -240,6 +262,18 @@ mod tests {
             assert!(faster.iter().all(|m| round([*m, n, k])) && !slower.iter().any(|m| round([*m, n, k])), "{n} x {k}");
         }
         assert!(has_rounds([4096, 4096, 16], 132) && !has_rounds([1024, 4096, 16], 132));
+    }
+
+    /// Where two steps are faster than one kernel.
+    #[test]
+    fn swiglu_in_steps_is_for_few_tiles() {
+        let steps = |m, n, k| swiglu_in_steps([m, n, k], 132);
+        // Microseconds of both (`fused_gemm.md` of the record of experts): 18.7 for 31.8, 19.1 for 32.1, 22.7 for 32.5 and 30.1 for 33.7; 81.9 for 91.4, 85.4 for 92.3, 99.9 for 103.8.
+        assert!([64, 128, 256, 512].into_iter().all(|m| steps(m, 2048, 7168).is_some()));
+        assert!([32, 64, 128].into_iter().all(|m| steps(m, 18432, 7168).is_some()));
+        // There the one kernel is as fast as the product itself, or the pass takes what is won.
+        assert!([32, 64, 256].into_iter().all(|m| steps(m, 28672, 8192).is_none()));
+        assert!(steps(1024, 2048, 7168).is_none() && steps(512, 18432, 7168).is_none());
     }
 
     #[test]

@@ -6,13 +6,30 @@ use crate::format::Operand;
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
-use crate::gpu::gemm::formulation::small_m_operands;
+use crate::gpu::gemm::formulation::{HOPPER, small_m_operands};
 use crate::gpu::gemm::outline::{ScaleUse, Sum, Target, ValueSource, second_level};
 use crate::gpu::gemm::small_m_rules::{order, waves};
 use crate::gpu::gemm::steps::Search;
+use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights, SmallMWeightsCall,
+    KernelFamily, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,
+    SmallMWeightsCall,
 };
+
+/// What of a GPU decides how few rows are multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SmallMGpu {
+    pub(crate) sm_count: usize,
+    /// Whether its blocks form clusters.
+    pub(crate) clusters: bool,
+}
+
+impl SmallMGpu {
+    pub(crate) fn of(handle: &Handle) -> Self {
+        let device = handle.device();
+        Self { sm_count: device.sm_count as usize, clusters: device.compute_capability >= HOPPER }
+    }
+}
 
 /// A product by our kernels for few rows, ready apart from addresses.
 pub(crate) struct SmallMProduct {
@@ -20,26 +37,41 @@ pub(crate) struct SmallMProduct {
     configs: Vec<SmallMConfig>,
     chosen: usize,
     mnk: [usize; 3],
-    sm_count: usize,
+    gpu: SmallMGpu,
 }
 
 impl SmallMProduct {
     /// Configurations, the one that should be fastest first.
-    pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, sm_count: usize, search: Search) -> Self {
+    pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, gpu: SmallMGpu, search: Search) -> Self {
         // What it does not serve the outline has refused.
         let operands = small_m_operands(desc).unwrap_or(SmallMOperands::Fp8);
-        let mut configs = order(operands, [desc.m, desc.n, desc.k], sm_count);
+        let mut configs = order(operands, [desc.m, desc.n, desc.k], gpu.sm_count);
+        configs.retain(|config| gpu.clusters || !config.needs_clusters());
         configs.truncate(search.candidates.max(1));
-        Self::new(desc, sum, sm_count, configs)
+        Self::new(desc, sum, gpu, configs)
     }
 
     /// With the configuration of a record.
-    pub(crate) fn recorded(desc: &GemmDesc, sum: &Sum, sm_count: usize, config: SmallMConfig) -> Self {
-        Self::new(desc, sum, sm_count, vec![config])
+    pub(crate) fn recorded(desc: &GemmDesc, sum: &Sum, gpu: SmallMGpu, config: SmallMConfig) -> Self {
+        Self::new(desc, sum, gpu, vec![config])
     }
 
-    fn new(desc: &GemmDesc, sum: &Sum, sm_count: usize, configs: Vec<SmallMConfig>) -> Self {
-        Self { sum: *sum, configs, chosen: 0, mnk: [desc.m, desc.n, desc.k], sm_count }
+    fn new(desc: &GemmDesc, sum: &Sum, gpu: SmallMGpu, configs: Vec<SmallMConfig>) -> Self {
+        Self { sum: *sum, configs, chosen: 0, mnk: [desc.m, desc.n, desc.k], gpu }
+    }
+
+    /// What a call launches.
+    pub(crate) fn kernels(&self) -> KernelFamily {
+        match self.config().block().operands() {
+            SmallMOperands::Fp8 => KernelFamily::SmallM,
+            SmallMOperands::E2m1Weights | SmallMOperands::E4m3Weights => KernelFamily::SmallMWeights,
+        }
+    }
+
+    /// Scratch memory for sums over parts of k, for any of its configurations.
+    pub(crate) fn parts_bytes(&self) -> usize {
+        let [m, n, _] = self.mnk;
+        self.configs.iter().map(|config| config.parts_bytes(self.gpu.clusters, [m, n])).max().unwrap_or(0)
     }
 
     /// The configuration in use.
@@ -49,7 +81,7 @@ impl SmallMProduct {
 
     /// How often the clusters of the configuration in use fill the GPU.
     pub(crate) fn waves(&self) -> f32 {
-        waves(self.config(), self.mnk, self.sm_count)
+        waves(self.config(), self.mnk, self.gpu.sm_count)
     }
 
     /// Place of the configuration in use, and how many are offered.
@@ -85,7 +117,10 @@ impl SmallMProduct {
             let layout = layout.ok_or_else(|| bug("scales of these layouts"))?;
             let codes = [&call.a.numbers, &call.b.numbers];
             let scales = [required("scales of A", &call.a.scales)?, required("scales of B", &call.b.scales)?];
-            return kernels.small_m_product(call.queue, &SmallMCall { config, m, n, k, codes, scales, layout, end });
+            return kernels.small_m_product(
+                call.queue,
+                &SmallMCall { config, gated: false, m, n, k, codes, scales, layout, end },
+            );
         };
         let (a, a_stride) = match values.a {
             ValueSource::Scratch => (&call.scratch.a, k),
@@ -113,6 +148,7 @@ impl SmallMProduct {
             codes: &call.b.numbers,
             scales,
             outer: [outer("A", desc.a, &call.a)?, outer("B", desc.b.into(), &call.b)?],
+            parts: Some(&call.scratch.parts_of_k).filter(|parts| parts.bytes > 0),
             end,
         };
         kernels.small_m_weights_product(call.queue, &product)
@@ -148,6 +184,8 @@ mod tests {
     use crate::gpu::gemm::outline::outline;
     use crate::gpu::kernels::SmallMBlock;
 
+    const H200: SmallMGpu = SmallMGpu { sm_count: 132, clusters: true };
+
     #[test]
     fn configurations_are_what_is_tuned() {
         let f = Fp8Format::E4M3;
@@ -155,7 +193,7 @@ mod tests {
         let desc = GemmDesc::new(4, 4096, 7168, a, b, DType::Bf16);
         let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
         let search = |candidates| Search { candidates, workspace_limit: 0 };
-        let mut product = SmallMProduct::ask(&desc, &sum, 132, search(20));
+        let mut product = SmallMProduct::ask(&desc, &sum, H200, search(20));
         let best = SmallMConfig::new(SmallMBlock::One, 4).unwrap();
         assert_eq!((product.place(), product.config()), ((0, 12), best));
         let waves = product.waves();
@@ -163,22 +201,42 @@ mod tests {
         assert!(product.config() != best && product.waves() != waves);
         product.choose(12);
         assert_eq!(product.place(), (11, 12), "out of range keeps the one in use");
-        assert_eq!([0, 1, 2].map(|count| SmallMProduct::ask(&desc, &sum, 132, search(count)).place().1), [1, 1, 2]);
-        assert_eq!(SmallMProduct::recorded(&desc, &sum, 132, best).place(), (0, 1));
+        assert_eq!([0, 1, 2].map(|count| SmallMProduct::ask(&desc, &sum, H200, search(count)).place().1), [1, 1, 2]);
+        assert_eq!(SmallMProduct::recorded(&desc, &sum, H200, best).place(), (0, 1));
         let e2m1 = GemmDesc::new(4, 4096, 7168, Operand::Plain(DType::Bf16), Scheme::Nvfp4, DType::Bf16);
         let sum = outline(&e2m1, Formulation::SmallM, Finish::Fused).unwrap().sum;
-        let product = SmallMProduct::ask(&e2m1, &sum, 132, search(20));
-        assert_eq!(product.place(), (0, 12));
+        let product = SmallMProduct::ask(&e2m1, &sum, H200, search(20));
+        assert_eq!(product.place(), (0, 20));
         assert!(product.configs.iter().all(|config| config.block().operands() == SmallMOperands::E2m1Weights));
         // More rows than 16 are for tiles.
         let more = GemmDesc { m: 17, ..e2m1 };
-        let product = SmallMProduct::ask(&more, &sum, 132, search(20));
+        let product = SmallMProduct::ask(&more, &sum, H200, search(20));
         assert_eq!(product.place(), (0, 4));
         assert!(product.configs.iter().all(|config| config.block() == SmallMBlock::Tile));
         let plain = GemmDesc { b, ..e2m1 };
         let sum = outline(&plain, Formulation::SmallM, Finish::Fused).unwrap().sum;
-        let product = SmallMProduct::ask(&plain, &sum, 132, search(20));
+        let product = SmallMProduct::ask(&plain, &sum, H200, search(20));
         assert_eq!(product.place(), (0, 4));
         assert!(product.configs.iter().all(|config| config.block() == SmallMBlock::TileE4m3));
+    }
+
+    /// Without clusters parts of k are those of a block's warps, or tiles that leave their sums in scratch memory.
+    #[test]
+    fn older_gpus_have_configurations_and_scratch() {
+        let older = SmallMGpu { clusters: false, ..H200 };
+        let ask = |m, b, gpu| {
+            let desc = GemmDesc::new(m, 4096, 7168, Operand::Plain(DType::Bf16), b, DType::Bf16);
+            let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
+            SmallMProduct::ask(&desc, &sum, gpu, Search { candidates: 20, workspace_limit: 0 })
+        };
+        for b in [Scheme::Nvfp4, Scheme::Fp8Group128x128(Fp8Format::E4M3)] {
+            for m in [1, 16, 17, 64] {
+                assert_eq!(ask(m, b, H200).parts_bytes(), 0);
+                let product = ask(m, b, older);
+                assert!(product.configs.iter().all(|config| !config.needs_clusters()));
+                assert_eq!(product.parts_bytes(), 8 * m * 4096 * 4, "the largest split is 8");
+                assert_eq!(product.kernels(), KernelFamily::SmallMWeights);
+            }
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::gpu::gemm::outline::{FactorPlace, Outline, ScaleUse, ValueSource, out
 use crate::gpu::gemm::record::Algorithm;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::gemm::sm90_step::Sm90Product;
-use crate::gpu::gemm::small_m_step::SmallMProduct;
+use crate::gpu::gemm::small_m_step::{SmallMGpu, SmallMProduct};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, Input, KernelFamily, Output};
 
@@ -64,10 +64,10 @@ pub(crate) type Offered<T> = std::result::Result<T, String>;
 impl Product {
     /// Asks for algorithms of the product that this outline needs.
     fn ask(handle: &Handle, desc: &GemmDesc, outline: &Outline, search: Search) -> Result<Offered<Self>> {
-        let (sum, sm_count) = (&outline.sum, handle.device().sm_count as usize);
+        let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
         match outline.formulation {
-            Formulation::Sm90 => Ok(Ok(Self::Sm90(Box::new(Sm90Product::ask(desc, sum, sm_count, search))))),
-            Formulation::SmallM => Ok(Ok(Self::SmallM(Box::new(SmallMProduct::ask(desc, sum, sm_count, search))))),
+            Formulation::Sm90 => Ok(Ok(Self::Sm90(Box::new(Sm90Product::ask(desc, sum, gpu.sm_count, search))))),
+            Formulation::SmallM => Ok(Ok(Self::SmallM(Box::new(SmallMProduct::ask(desc, sum, gpu, search))))),
             _ => Ok(LtProduct::ask(handle, desc, sum, search)?.map(|lt| Self::Lt(Box::new(lt)))),
         }
     }
@@ -80,16 +80,17 @@ impl Product {
         algorithm: &Algorithm,
         search: Search,
     ) -> Result<Offered<Self>> {
-        let (sum, sm_count) = (&outline.sum, handle.device().sm_count as usize);
+        let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
         match (algorithm, outline.formulation) {
             (Algorithm::Sm90(config), Formulation::Sm90) if sm90_rules::serves(*config, desc.batch_invariant) => {
-                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, sm_count, *config)))))
+                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, gpu.sm_count, *config)))))
             }
             (Algorithm::SmallM(config), Formulation::SmallM)
                 if Some(config.block().operands()) == small_m_operands(desc)
-                    && desc.m <= config.block().most_rows() =>
+                    && desc.m <= config.block().most_rows()
+                    && (gpu.clusters || !config.needs_clusters()) =>
             {
-                Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, sm_count, *config)))))
+                Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, gpu, *config)))))
             }
             (Algorithm::Sm90(_) | Algorithm::SmallM(_), other)
             | (Algorithm::CublasLt(_), other @ (Formulation::Sm90 | Formulation::SmallM)) => {
@@ -107,7 +108,7 @@ impl Product {
         match self {
             Self::Lt(_) => None,
             Self::Sm90(_) => Some(KernelFamily::Sm90),
-            Self::SmallM(_) => Some(KernelFamily::SmallM),
+            Self::SmallM(small_m) => Some(small_m.kernels()),
         }
     }
 
@@ -265,7 +266,10 @@ impl Candidate {
         }
     }
 
-    fn new(desc: &GemmDesc, outline: Outline, product: Product) -> Self {
+    fn new(desc: &GemmDesc, mut outline: Outline, product: Product) -> Self {
+        if let Product::SmallM(small_m) = &product {
+            outline.scratch.parts_of_k = small_m.parts_bytes();
+        }
         let mut steps = Vec::new();
         if desc.quantize_a.is_some() {
             steps.push(Step::QuantizeA);

@@ -1,9 +1,10 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
-//! One launch of our kernels for sm_90, which read on the device where groups lie; of other pairs, and on other GPUs, one product a slot (`slots`). `weight`:
-//! gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros.
+//! One launch of our kernels for sm_90, which read on the device where groups lie: of FP8 operands those of `sm90`, of plain rows those that decode weights
+//! (`few`). Of other pairs, and on other GPUs, one product a slot (`slots`). `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros.
 
 mod between;
+pub(crate) mod few;
 mod slots;
 mod weight;
 mod whole;
@@ -19,19 +20,22 @@ use crate::gpu::gemm::formulation::{HOPPER, grouped_scales};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    GroupPlaces, KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales,
+    GroupPlaces, KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
+    SmallMGroupsConfig, SmallMWeights,
 };
-use crate::gpu::matrix::{MatMut, QuantMatrix, VecRef};
+use crate::gpu::lt::quirks::why_not_grouped;
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
-/// Where the rows of groups lie in A and D, which have the same rows. All numbers are 64-bit integers in device memory, which each launch
-/// reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
+/// Where the rows of groups lie in A and D, which have the same rows. All numbers are signed 64-bit integers (`i64`) in device memory, at least
+/// as many of each kind as there are groups, which each launch reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
 /// by its address: its blocks read them more than once, and might wait for each other without end. In one launch
 /// ([`GroupedGemmArgs::explain`]) rows of D of no group are not written, and what rows of A of no group hold does not matter.
 ///
 /// Counts are clamped: a group has no more rows than lie there, and none where its count is negative; no two groups share a row.
 /// [`GroupedGemmArgs::clamped`] tells how many were not taken as they say.
 pub enum GroupedRows<'a> {
-    /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on, up to `starts[g + 1]` at the most. Starts do not decrease, those of
+    /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on, up to `starts[g + 1]` at the most, the last
+    /// group up to the end of A. Starts do not decrease, those of
     /// empty groups neither: a group that starts before an earlier one, outside of A, or at no multiple of 4, is left out, and so is one whose
     /// next starts before it. Casts begin groups at multiples of 128.
     Contiguous {
@@ -90,10 +94,39 @@ impl GroupedRows<'_> {
     }
 }
 
+/// A of a product of groups.
+pub(crate) enum GroupedA<'a> {
+    Quantized(&'a QuantMatrix),
+    Plain(MatRef<'a>),
+}
+
+impl GroupedA<'_> {
+    pub(crate) fn rows(&self) -> usize {
+        match self {
+            Self::Quantized(a) => a.rows(),
+            Self::Plain(a) => a.rows(),
+        }
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        match self {
+            Self::Quantized(a) => a.cols(),
+            Self::Plain(a) => a.cols(),
+        }
+    }
+
+    pub(crate) fn operand(&self) -> Operand {
+        match self {
+            Self::Quantized(a) => a.scheme().into(),
+            Self::Plain(a) => Operand::Plain(a.dtype()),
+        }
+    }
+}
+
 /// The operands of one grouped product `D_g = activation(alpha * A_g B_gᵀ + bias_g)`, sums in FP32, each step rounded to FP32 as
 /// [`Epilogue`](crate::Epilogue) says.
 pub struct GroupedGemmArgs<'a> {
-    a: &'a QuantMatrix,
+    a: GroupedA<'a>,
     b: &'a QuantMatrix,
     groups: usize,
     rows: GroupedRows<'a>,
@@ -104,15 +137,42 @@ pub struct GroupedGemmArgs<'a> {
     expected_rows: Option<usize>,
     config: Option<Sm90Config>,
     clamped: Option<DeviceBytesMut<'a>>,
+    scales: [Option<DeviceBytes<'a>>; 2],
 }
 
 impl<'a> GroupedGemmArgs<'a> {
     /// A: the rows of all groups, k columns, `fp8-1x128:e4m3` where B is `fp8-128x128:e4m3`, else `fp8-row:e4m3` or `fp8-tensor:e4m3`, as B is. B: `groups * n`
-    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups. D: BF16, F16 or F32, A's rows by n. In slots also
+    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups, or each has its own ([`GroupedGemmArgs::scales_of_a`], [`GroupedGemmArgs::scales_of_b`]). D: BF16, F16 or F32, A's rows by n. In slots also
     /// any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, MXFP8, MXFP4 and NVFP4.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
+        Self::of(GroupedA::Quantized(a), b, groups, rows, d)
+    }
+
+    /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only): for decode, where a group has few rows. A: BF16 or F16, its rows any
+    /// multiple of 16 bytes apart. B: NVFP4 and FP8 in E4M3, for a BF16 A also MXFP4 and MXFP8 in E4M3; `groups * n` rows, n a multiple of 128; one second-level
+    /// scale of `nvfp4` is that of all groups, `nvfp4-row` has one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch, with groups as many as there are: matrices of groups
+    /// without rows are not read. Up to 32 rows of a group are multiplied by one pass over its matrix; more take as many passes as they are times 32, most of them from L2. For
+    /// hundreds of rows quantize A, or multiply the groups one by one.
+    ///
+    /// ```no_run
+    /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, QuantMatrix, Result};
+    /// # use scaled_gemm::DeviceBuffer;
+    /// # fn decode(handle: &Handle, x: MatRef<'_>, nvfp4: &QuantMatrix, counts: &DeviceBuffer, d: &mut DeviceBuffer) -> Result<()> {
+    /// // 256 experts of 2048 x 7168 weights, at most four tokens of each in a slot of its own.
+    /// let rows = GroupedRows::Masked { slot_rows: 4, counts: counts.view() };
+    /// let d = MatMut::new(d, DType::Bf16, 256 * 4, 2048)?;
+    /// handle.grouped_gemm(GroupedGemmArgs::weight_only(x, nvfp4, 256, rows, d))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn weight_only(a: MatRef<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
+        Self::of(GroupedA::Plain(a), b, groups, rows, d)
+    }
+
+    fn of(a: GroupedA<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
-        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped: None }
+        let (scales, clamped) = ([None, None], None);
+        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped, scales }
     }
 
     /// Multiplies the products by `alpha` (a host number: a captured graph keeps the value it was captured with).
@@ -130,13 +190,26 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { activation, ..self }
     }
 
+    /// A scale for each group in the place of the one of an `fp8-tensor` A: FP32, as many as groups, 4-byte aligned; of one launch alone. What it holds when the
+    /// product runs is what counts.
+    pub fn scales_of_a(self, scales: DeviceBytes<'a>) -> Self {
+        let [_, b] = self.scales;
+        Self { scales: [Some(scales), b], ..self }
+    }
+
+    /// The same of an `fp8-tensor` B: experts that were quantized each by itself, whose codes lie one behind the other.
+    pub fn scales_of_b(self, scales: DeviceBytes<'a>) -> Self {
+        let [a, _] = self.scales;
+        Self { scales: [a, Some(scales)], ..self }
+    }
+
     /// How many rows a group usually has, which decides the configuration and nothing else. Unless told, all that a slot holds, or an
     /// equal share of A's rows.
     pub fn expected_rows(self, rows: usize) -> Self {
         Self { expected_rows: Some(rows), ..self }
     }
 
-    /// This configuration and no other. Results are the same in every bit.
+    /// This configuration of `sm90` and no other. Results are the same in every bit. Not of a plain A.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
     }
@@ -149,24 +222,43 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 
     /// Which way the products go, of operands that fit together.
-    fn way(&self, handle: &Handle) -> Result<Way> {
+    fn way(&self, handle: &Handle) -> Result<Way<'a>> {
         let Self { a, b, .. } = self;
+        let a = match a {
+            GroupedA::Quantized(a) => *a,
+            GroupedA::Plain(a) => {
+                let weights = few::served(handle, a, b)?;
+                if self.config.is_some() {
+                    return Err(Error::unsupported(
+                        "a configuration of sm90 for a plain A",
+                        "other kernels multiply it",
+                        "leave it out",
+                    ));
+                }
+                self.check_scales(false)?;
+                self.check()?;
+                return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?));
+            }
+        };
+        pair::check_basis(a.basis(), b.basis())?;
         let (major, minor) = handle.device().compute_capability;
         let reason = match grouped_scales(a.scheme(), b.scheme()) {
             Ok(scales) if (major, minor) == HOPPER => {
+                self.check_scales(scales == Sm90Scales::Outer { each: [false; 2] })?;
                 self.check()?;
-                return Ok(Way::Launch(scales));
+                return Ok(Way::Launch(a, scales));
             }
             Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
             Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
         };
+        self.check_scales(false)?;
         // A pair that nobody multiplies has a reason of its own.
         let device = handle.device().to_string();
         pair::check_pair(a.scheme(), b.scheme(), &device)?;
-        match slots::why_not(self) {
+        match slots::why_not(self, a) {
             None => {
                 self.check()?;
-                Ok(Way::Slots(reason))
+                Ok(Way::Slots(a, reason))
             }
             Some(why) => Err(Error::Pair {
                 a: Operand::Quantized(a.scheme()),
@@ -178,10 +270,21 @@ impl<'a> GroupedGemmArgs<'a> {
         }
     }
 
+    /// Refuses scales of groups, unless the way of the product reads them.
+    fn check_scales(&self, are_read: bool) -> Result<()> {
+        if are_read || self.scales.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("a scale for each group of {} x {}", self.a.operand(), self.b.scheme()),
+            "the kernels for sm_90 read it of fp8-tensor:e4m3 operands, in one launch of all groups",
+            "pass operands of fp8-row, each of whose rows has the scale of its group",
+        ))
+    }
+
     /// Refuses operands that do not fit together.
     fn check(&self) -> Result<()> {
         let Self { a, b, groups, d, .. } = self;
-        pair::check_basis(a.basis(), b.basis())?;
         let (n, k) = (d.cols(), a.cols());
         if b.cols() != k {
             return Err(Error::shape(
@@ -210,19 +313,7 @@ impl<'a> GroupedGemmArgs<'a> {
         if !matches!(d.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
             return Err(Error::dtype("D", d.dtype(), "is not bf16, f16 or f32", "store one of them"));
         }
-        if let Some(bias) = &self.bias {
-            if !matches!(bias.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
-                return Err(Error::dtype("bias", bias.dtype(), "is not bf16, f16 or f32", "convert it first"));
-            }
-            if bias.len() != b.rows() {
-                return Err(Error::shape(
-                    "bias",
-                    format!("{} numbers", bias.len()),
-                    format!("must have {groups} * {n}, one for each row of B"),
-                    "pass the biases of all groups, one behind the other",
-                ));
-            }
-        }
+        self.bias.as_ref().map_or(Ok(()), |bias| bias.check_bias(*groups, n))?;
         self.rows.check_slots(*groups, a.rows())?;
         if d.rows() != a.rows() {
             return Err(Error::shape(
@@ -235,20 +326,32 @@ impl<'a> GroupedGemmArgs<'a> {
         Ok(())
     }
 
+    fn count_clamped(&mut self, handle: &Handle) -> Result<()> {
+        let Self { a, groups, rows, clamped, .. } = self;
+        count_clamped(handle, (*groups, rows), (Sm90Along::Rows, a.rows()), clamped.as_mut())
+    }
+
+    /// Rows of a group.
+    fn usual_rows(&self) -> usize {
+        let expected = self.expected_rows.unwrap_or_else(|| self.rows.expected(self.groups, self.a.rows()));
+        expected.clamp(1, self.a.rows().max(1))
+    }
+
     /// The configuration asked for, or the one that should be fastest.
     fn chosen(&self, sm_count: usize) -> Sm90Config {
-        let expected = self.expected_rows.unwrap_or_else(|| self.rows.expected(self.groups, self.a.rows()));
-        let mnk = [expected.clamp(1, self.a.rows().max(1)), self.d.cols(), self.a.cols()];
+        let mnk = [self.usual_rows(), self.d.cols(), self.a.cols()];
         self.config.unwrap_or_else(|| sm90_rules::order(self.groups, mnk, sm_count)[0])
     }
 }
 
 /// How groups are multiplied.
-enum Way {
+enum Way<'a> {
     /// One launch of our kernels for sm_90, which read scales so.
-    Launch(Sm90Scales),
+    Launch(&'a QuantMatrix, Sm90Scales),
+    /// One launch of those that decode such weights.
+    FewRows(SmallMWeights, SmallMGroupsConfig),
     /// One product a slot, and why not the other.
-    Slots(String),
+    Slots(&'a QuantMatrix, String),
 }
 
 impl GroupedGemmArgs<'_> {
@@ -258,15 +361,19 @@ impl GroupedGemmArgs<'_> {
     /// As [`Handle::grouped_gemm`].
     pub fn explain(&mut self, handle: &Handle) -> Result<String> {
         let (groups, n, k) = (self.groups, self.d.cols(), self.a.cols());
-        let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.scheme(), self.b.scheme());
+        let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.operand(), self.b.scheme());
         match self.way(handle)? {
-            Way::Launch(_) => Ok(format!(
+            Way::Launch(..) => Ok(format!(
                 "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair",
                 self.chosen(handle.device().sm_count as usize)
             )),
-            Way::Slots(reason) => Ok(format!(
-                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}\n{}",
-                slots::explain(handle, self)?
+            Way::FewRows(_, config) => Ok(format!(
+                "{what}\n  one launch of small-m, {config}, by groups that the device knows; no scratch memory; matrices of groups without rows are not read\n  because A is plain: weights are decoded"
+            )),
+            Way::Slots(a, reason) => Ok(format!(
+                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}; {}\n{}",
+                why_not_grouped(handle.lt().version()),
+                slots::explain(handle, self, a)?
             )),
         }
     }
@@ -275,12 +382,12 @@ impl GroupedGemmArgs<'_> {
 impl Handle {
     /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` for every group g, in one launch where our kernels for sm_90 serve the pair: then rows of D that belong to
     /// no group are not touched, and equal rows have equal results, whatever else is multiplied. Other pairs, in slots, take one product a slot
-    /// ([`GroupedGemmArgs::explain`]; cuBLASLt's own grouped products, experimental and known to hang on Hopper before 13.6.2, are not used).
+    /// ([`GroupedGemmArgs::explain`], which also says why they are not cuBLASLt's own grouped products).
     ///
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
     /// [`GroupedWeightGradient`] is that of the matrices.
     ///
-    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], and [`KernelFamily::Grouped`] where
+    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], or [`KernelFamily::SmallMGroups`] for a plain A, and [`KernelFamily::Grouped`] where
     /// [`GroupedGemmArgs::clamped`] is given) one launch allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
     /// counts at each launch. Products of slots are planned at the first call, as those of [`Handle::scaled_gemm`] are, which may allocate scratch memory and load other
     /// families: call it once before a capture, with the same operands' shapes.
@@ -306,40 +413,38 @@ impl Handle {
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         let way = args.way(self)?;
         let (queue, kernels) = (self.queue(), self.kernels());
-        if let Some(clamped) = &args.clamped {
-            if clamped.len() < 4 {
-                return Err(Error::shape(
-                    "count of clamped groups",
-                    format!("{} bytes", clamped.len()),
-                    "must be 4",
-                    "pass memory of a u32",
-                ));
+        check_clamped(self, args.clamped.as_mut())?;
+        let (a, layout) = match way {
+            Way::Launch(a, scales) => (a, scales),
+            Way::FewRows(weights, config) => {
+                self.multiply_few_rows(&mut args, weights, config)?;
+                return args.count_clamped(self);
             }
-            kernels.load(queue, KernelFamily::Grouped)?;
-        }
-        let layout = match way {
-            Way::Launch(scales) => scales,
-            Way::Slots(_) => {
-                slots::multiply(self, &mut args)?;
-                return self.count_clamped(&mut args);
+            Way::Slots(a, _) => {
+                slots::multiply(self, &mut args, a)?;
+                return args.count_clamped(self);
             }
         };
         let config = args.chosen(self.device().sm_count as usize);
-        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
+        let GroupedGemmArgs { b, groups, rows, d, alpha, bias, activation, scales, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);
         let d = d.data_mut().at(&order)?;
         let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
+        let of_groups = scales.each_ref().map(Option::is_some);
+        let [scales_a, scales_b] =
+            scales.each_ref().map(|scales| scales.as_ref().map(|scales| scales.at(&order)).transpose());
+        let (scales_a, scales_b) = (scales_a?, scales_b?);
         rows.with_places(*groups, &order, |places| {
             let call = Sm90Call {
                 config,
                 m,
                 n,
                 k,
-                a: Sm90Operand { codes: &a.codes, scales: &a.scales },
-                b: Sm90Operand { codes: &b.codes, scales: &b.scales },
+                a: Sm90Operand { codes: &a.codes, scales: scales_a.as_ref().unwrap_or(&a.scales) },
+                b: Sm90Operand { codes: &b.codes, scales: scales_b.as_ref().unwrap_or(&b.scales) },
                 layout,
                 d: &d,
                 d_stride,
@@ -349,23 +454,64 @@ impl Handle {
                 bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
                 activation: *activation,
                 residual: None,
-                groups: Some(places.into()),
+                groups: Some(Sm90Groups { scales: of_groups, ..places.into() }),
                 end: Sm90End::Numbers,
             };
             kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
         })?;
         drop(order);
-        self.count_clamped(&mut args)
+        args.count_clamped(self)
     }
 
-    /// Behind the product, so that one that is refused leaves no count.
-    fn count_clamped(&self, args: &mut GroupedGemmArgs<'_>) -> Result<()> {
-        let Some(clamped) = &mut args.clamped else { return Ok(()) };
-        let (queue, kernels) = (self.queue(), self.kernels());
-        let order = queue.order();
-        let clamped = clamped.at(&order)?;
-        args.rows.with_places(args.groups, &order, |places| {
-            kernels.count_clamped_groups(queue, args.a.rows(), &places, &clamped)
-        })
+    fn multiply_few_rows(
+        &self,
+        args: &mut GroupedGemmArgs<'_>,
+        weights: SmallMWeights,
+        config: SmallMGroupsConfig,
+    ) -> Result<()> {
+        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = args;
+        let GroupedA::Plain(a) = a else {
+            let remedy = "this is a bug of scaled-gemm: please report it";
+            return Err(Error::unsupported("a quantized A of few rows", "its kernels read plain ones", remedy));
+        };
+        let (alpha, bias, activation, groups) = (*alpha, bias.as_ref(), *activation, Some((*groups, &*rows)));
+        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Plain(config) }
+            .multiply(self)
     }
+}
+
+/// Before a product: refuses memory that holds no count, and loads the kernel that counts.
+fn check_clamped(handle: &Handle, clamped: Option<&mut DeviceBytesMut<'_>>) -> Result<()> {
+    let Some(clamped) = clamped else { return Ok(()) };
+    if clamped.len() < 4 {
+        let found = format!("{} bytes", clamped.len());
+        return Err(Error::shape("count of clamped groups", found, "must be 4", "pass memory of a u32"));
+    }
+    let order = handle.queue().order();
+    let address = clamped.at(&order)?.address;
+    drop(order);
+    if !address.is_multiple_of(4) {
+        return Err(Error::Alignment {
+            operand: "count of clamped groups".to_string(),
+            address,
+            required: 4,
+            remedy: "pass memory of a u32".to_string(),
+        });
+    }
+    handle.kernels().load(handle.queue(), KernelFamily::Grouped)
+}
+
+/// Behind a product, so that one that is refused leaves no count: how many of these groups of so many rows, or numbers along k, it did not take as their
+/// numbers say.
+fn count_clamped(
+    handle: &Handle,
+    (groups, rows): (usize, &GroupedRows<'_>),
+    held: (Sm90Along, usize),
+    clamped: Option<&mut DeviceBytesMut<'_>>,
+) -> Result<()> {
+    let Some(clamped) = clamped else { return Ok(()) };
+    let (queue, kernels) = (handle.queue(), handle.kernels());
+    let order = queue.order();
+    let clamped = clamped.at(&order)?;
+    rows.with_places(groups, &order, |places| kernels.count_clamped_groups(queue, held, &places, &clamped))
 }

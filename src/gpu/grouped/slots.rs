@@ -8,7 +8,7 @@ use crate::gpu::handle::Handle;
 use crate::gpu::matrix::QuantMatrix;
 
 /// Why there cannot be one product a slot.
-pub(super) fn why_not(args: &GroupedGemmArgs<'_>) -> Option<String> {
+pub(super) fn why_not(args: &GroupedGemmArgs<'_>, a: &QuantMatrix) -> Option<String> {
     match &args.rows {
         GroupedRows::Contiguous { .. } => {
             Some("where its groups begin the device alone knows: put them into slots for one product each".to_string())
@@ -19,7 +19,7 @@ pub(super) fn why_not(args: &GroupedGemmArgs<'_>) -> Option<String> {
         GroupedRows::Masked { .. } if args.config.is_some() => {
             Some("a configuration of sm90 was asked for".to_string())
         }
-        GroupedRows::Masked { .. } => [("A", args.a), ("B", args.b)].into_iter().find_map(|(operand, x)| {
+        GroupedRows::Masked { .. } => [("A", a), ("B", args.b)].into_iter().find_map(|(operand, x)| {
             let whole = x.rows_part(0..0).is_some();
             (!whole).then(|| {
                 format!("the scales of {} lie by columns: rows of {operand} cannot be cut out of it", x.scheme())
@@ -29,7 +29,7 @@ pub(super) fn why_not(args: &GroupedGemmArgs<'_>) -> Option<String> {
 }
 
 /// A and B of a group, which share the memory of all.
-fn operands(args: &GroupedGemmArgs<'_>, slot_rows: usize, g: usize) -> Result<[QuantMatrix; 2]> {
+fn operands(args: &GroupedGemmArgs<'_>, a: &QuantMatrix, slot_rows: usize, g: usize) -> Result<[QuantMatrix; 2]> {
     let n = args.d.cols();
     let part = |x: &QuantMatrix, rows: usize| {
         let no_rows = || {
@@ -41,7 +41,7 @@ fn operands(args: &GroupedGemmArgs<'_>, slot_rows: usize, g: usize) -> Result<[Q
         };
         x.rows_part(g * rows..(g + 1) * rows).ok_or_else(no_rows)?
     };
-    Ok([part(args.a, slot_rows)?, part(args.b, n)?])
+    Ok([part(a, slot_rows)?, part(args.b, n)?])
 }
 
 fn slot_rows(args: &GroupedGemmArgs<'_>) -> usize {
@@ -51,11 +51,11 @@ fn slot_rows(args: &GroupedGemmArgs<'_>) -> usize {
     }
 }
 
-pub(super) fn multiply(handle: &Handle, args: &mut GroupedGemmArgs<'_>) -> Result<()> {
+pub(super) fn multiply(handle: &Handle, args: &mut GroupedGemmArgs<'_>, all_a: &QuantMatrix) -> Result<()> {
     let rows = slot_rows(args);
     let n = args.d.cols();
     for g in 0..args.groups {
-        let [a, b] = operands(args, rows, g)?;
+        let [a, b] = operands(args, all_a, rows, g)?;
         let bias = args.bias.as_ref().map(|bias| bias.part(g * n..(g + 1) * n)).transpose()?;
         let (alpha, activation) = (args.alpha, args.activation);
         let one =
@@ -66,12 +66,12 @@ pub(super) fn multiply(handle: &Handle, args: &mut GroupedGemmArgs<'_>) -> Resul
 }
 
 /// The plan of a slot.
-pub(super) fn explain(handle: &Handle, args: &mut GroupedGemmArgs<'_>) -> Result<String> {
+pub(super) fn explain(handle: &Handle, args: &mut GroupedGemmArgs<'_>, all_a: &QuantMatrix) -> Result<String> {
     if args.groups == 0 {
         return Ok("  nothing to do".to_string());
     }
     let (rows, n) = (slot_rows(args), args.d.cols());
-    let [a, b] = operands(args, rows, 0)?;
+    let [a, b] = operands(args, all_a, rows, 0)?;
     let bias = args.bias.as_ref().map(|bias| bias.part(0..n)).transpose()?;
     let one = GemmArgs::new(&a, &b, args.d.rows_part(0..rows)?).alpha(args.alpha).activation(args.activation);
     let desc = if let Some(bias) = bias { one.bias(bias) } else { one }.desc()?;

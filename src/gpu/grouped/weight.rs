@@ -1,13 +1,15 @@
 //! [`GroupedWeightGradient`]: gradients of the matrices of groups, whose rows are summed over.
 
-use super::GroupedRows;
 use super::whole::Whole;
+use super::{GroupedRows, check_clamped, count_clamped};
 use crate::error::{Error, Result};
 use crate::format::{DType, Recipe};
 use crate::gpu::cast::quantize::QuantizeTo;
+use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::Sm90Config;
+use crate::gpu::kernels::{Sm90Along, Sm90Config};
+use crate::gpu::lt::quirks::why_not_grouped;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
 
 /// `dW_g += dY_gᵀ X_g` of every group g, FP32: groups along k, of one of two forms.
@@ -27,6 +29,7 @@ pub struct GroupedWeightGradient<'a> {
     dw: MatMut<'a>,
     config: Option<Sm90Config>,
     expected_rows: Option<usize>,
+    clamped: Option<DeviceBytesMut<'a>>,
 }
 
 enum Of<'a> {
@@ -43,7 +46,7 @@ struct Slots<'a> {
 impl<'a> GroupedWeightGradient<'a> {
     /// One product a group. dY transposed, out x slot rows, and X transposed, features x slot rows, of each group; dW F32, `groups * out` rows of features.
     pub fn new(dy: &'a [QuantMatrix], x: &'a [QuantMatrix], dw: MatMut<'a>) -> Self {
-        Self { of: Of::Slots(Slots { dy, x }), dw, config: None, expected_rows: None }
+        Self { of: Of::Slots(Slots { dy, x }), dw, config: None, expected_rows: None, clamped: None }
     }
 
     /// One launch. dY transposed, out x rows, and X transposed, features x rows, each in one piece as [`QuantizeTo::Transposed`] makes it of the rows of all
@@ -80,7 +83,7 @@ impl<'a> GroupedWeightGradient<'a> {
         rows: GroupedRows<'a>,
         dw: MatMut<'a>,
     ) -> Self {
-        Self { of: Of::Whole(Whole { dy, x, groups, rows }), dw, config: None, expected_rows: None }
+        Self { of: Of::Whole(Whole { dy, x, groups, rows }), dw, config: None, expected_rows: None, clamped: None }
     }
 
     /// How many rows a group usually has, which decides the configuration of one launch and nothing else. Unless told, all that a slot holds, or an equal share.
@@ -93,23 +96,31 @@ impl<'a> GroupedWeightGradient<'a> {
         Self { config: Some(config), ..self }
     }
 
+    /// `clamped`, 4 bytes of device memory, receives how many groups of one launch were not taken as their numbers say, as a `u32`: a count below 0, or above the
+    /// rows that lie there; rows that begin outside of dY and X, before an earlier group, or at no multiple of 128; groups without rows count as taken. What it held is
+    /// overwritten, by a launch of its own behind the product ([`KernelFamily::Grouped`](crate::KernelFamily)). 4-byte aligned. One product a group reads no counts.
+    pub fn clamped(self, clamped: DeviceBytesMut<'a>) -> Self {
+        Self { clamped: Some(clamped), ..self }
+    }
+
     /// Which way the products go, what it costs in memory, and why.
     ///
     /// # Errors
     /// As [`Handle::grouped_weight_gradient`].
     pub fn explain(&mut self, handle: &Handle) -> Result<String> {
-        let Self { of, dw, config, expected_rows } = self;
+        let Self { of, dw, config, expected_rows, clamped } = self;
         let slots = match of {
             Of::Slots(slots) => slots,
             Of::Whole(whole) => return whole.explain(handle, dw, *config, *expected_rows),
         };
-        let out = slots.check(dw, *config)?;
+        let out = slots.check(dw, *config, clamped.is_some())?;
         let groups = slots.dy.len();
         let Some(desc) = (0..groups.min(1)).map(|g| slots.one(dw, g, out)?.desc()).next().transpose()? else {
             return Ok("no groups: nothing to do".to_string());
         };
         Ok(format!(
-            "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128:e4m3 on sm_90\n{}",
+            "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128:e4m3 on sm_90; {}\n{}",
+            why_not_grouped(handle.lt().version()),
             handle.plan(&desc)?.explain()
         ))
     }
@@ -133,8 +144,15 @@ pub(super) fn check_dw(dw: &MatMut<'_>, groups: usize, out: usize, features: usi
 
 impl Slots<'_> {
     /// Rows of dW of each group.
-    fn check(&self, dw: &MatMut<'_>, config: Option<Sm90Config>) -> Result<usize> {
+    fn check(&self, dw: &MatMut<'_>, config: Option<Sm90Config>, counts: bool) -> Result<usize> {
         let Self { dy, x } = self;
+        if counts {
+            return Err(Error::unsupported(
+                "a count of clamped groups with one product a group",
+                "it takes all rows of each slot, and no counts",
+                "ask Handle::clear_between_groups for it, or pass the transposes of all rows to GroupedWeightGradient::whole",
+            ));
+        }
         if let Some(config) = config {
             return Err(Error::unsupported(
                 format!("the configuration {config} of one product a group"),
@@ -207,15 +225,20 @@ impl Handle {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together, and another number of groups; [`Error::Pair`] for one launch on another
-    /// GPU or of other schemes; [`Error::Unsupported`] for a configuration of one product a group; those of [`Handle::scaled_gemm`].
+    /// GPU or of other schemes; [`Error::Unsupported`] for a configuration of one product a group, or a count of clamped ones; those of [`Handle::scaled_gemm`].
     pub fn grouped_weight_gradient(&self, of: GroupedWeightGradient<'_>) -> Result<()> {
-        let GroupedWeightGradient { of, mut dw, config, expected_rows } = of;
+        let GroupedWeightGradient { of, mut dw, config, expected_rows, mut clamped } = of;
         match of {
             Of::Slots(slots) => {
-                let out = slots.check(&dw, config)?;
+                let out = slots.check(&dw, config, clamped.is_some())?;
                 (0..slots.dy.len()).try_for_each(|g| self.scaled_gemm(slots.one(&mut dw, g, out)?))
             }
-            Of::Whole(whole) => whole.enqueue(self, &mut dw, config, expected_rows),
+            Of::Whole(whole) => {
+                check_clamped(self, clamped.as_mut())?;
+                whole.enqueue(self, &mut dw, config, expected_rows)?;
+                let held = (Sm90Along::K, whole.dy.cols());
+                count_clamped(self, (whole.groups, &whole.rows), held, clamped.as_mut())
+            }
         }
     }
 }

@@ -22,8 +22,10 @@ pub(super) struct CastKernels {
     few: BySource,
     square: [BySource; 2],
     line: [BySource; 2],
-    /// To E2M1 of large matrices of aligned bf16 and f16.
-    large: [Kernel; 2],
+    /// To E2M1 of aligned bf16 and f16.
+    wide: [Wide; 2],
+    /// Codes of a matrix without gaps, by `usize::from` of whether the target is E2M1 and whether the source is.
+    flat: [[Kernel; 2]; 2],
     /// Row read twice, row in registers.
     row: [BySource; 2],
     tile: BySource,
@@ -33,6 +35,33 @@ pub(super) struct CastKernels {
     back_transposed: [ByInput; 2],
     /// 16 neighbours of a row in a thread, and 64.
     fp4_to_fp8: [(Kernel, usize); 2],
+}
+
+/// Kernels whose lanes have sixteen neighbours of a matrix of 16 bits, and what they are for.
+struct Wide {
+    /// Matrices without gaps whose scales lie by rows.
+    flat: Kernel,
+    /// The same of few rows, in groups of 128, eight neighbours a lane, to E4M3 and to E2M1.
+    few: [Kernel; 2],
+    /// Other rows.
+    line: Kernel,
+    /// Scales by columns or UE8M0, blocks one after the other down the rows and across them.
+    square: [Kernel; 2],
+    /// Whole rows of at most `WIDE_ROW` columns.
+    row: Kernel,
+}
+
+impl Wide {
+    fn of(file: Module, dtype: &str) -> Result<Self> {
+        let kernel = |name: &str| file.kernel(&format!("{name}_{dtype}"));
+        Ok(Self {
+            flat: kernel("cast_groups_flat")?,
+            few: [kernel("cast_groups_flat_few_e4m3")?, kernel("cast_groups_flat_few_e2m1")?],
+            line: kernel("cast_groups_wide")?,
+            square: [kernel("cast_groups_wide_square")?, kernel("cast_groups_wide_across")?],
+            row: kernel("cast_row_wide")?,
+        })
+    }
 }
 
 /// One kernel for each kind of source.
@@ -83,11 +112,13 @@ impl CastKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let (rows, tile) = (modules.file("cast/cast_rows")?, modules.file("cast/cast_tile")?);
         let back = modules.file("cast/cast_back")?;
+        let flat = |to: &str, of: &str| rows.kernel(&format!("cast_groups_flat_{to}_{of}"));
         Ok(Self {
             few: BySource::with_channels(rows, "cast_groups_few")?,
             square: [BySource::of(rows, "cast_groups_square_e4m3")?, BySource::of(rows, "cast_groups_square_e2m1")?],
             line: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
-            large: [rows.kernel("cast_groups_large_bf16")?, rows.kernel("cast_groups_large_f16")?],
+            wide: [Wide::of(rows, "bf16")?, Wide::of(rows, "f16")?],
+            flat: [[flat("e4m3", "e4m3")?, flat("e4m3", "e2m1")?], [flat("e2m1", "e4m3")?, flat("e2m1", "e2m1")?]],
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::with_channels(tile, "cast_tile")?,
             channel: BySource::with_channels(tile, "cast_channel")?,
@@ -100,56 +131,79 @@ impl CastKernels {
 
 impl CastKernels {
     /// The kernel that casts groups of many rows, of a source that is there, and its blocks.
-    fn of_many_rows(
-        &self,
-        from: &CastFrom<'_>,
-        scheme: CastScheme,
-        rows: usize,
-        sm_count: usize,
-    ) -> Result<(Kernel, Blocks)> {
+    fn of_many_rows(&self, from: &CastFrom<'_>, scheme: CastScheme, rows: usize) -> Result<(Kernel, Blocks)> {
         let to_e2m1 = scheme.format() == CodeFormat::E2M1;
-        let large = to_e2m1.then(|| self.large(from, rows, sm_count)).flatten();
-        let (right, down) = (from.cols.div_ceil(1024), rows.div_ceil(8));
-        if writes_columns(scheme, large.is_some()) {
-            // Squares follow one another down the rows, those to E4M3 across.
-            let blocks = if to_e2m1 { (down, right) } else { (right, down) };
+        let wide = to_e2m1.then(|| self.wide(from)).flatten();
+        if scheme.scales() != CastScales::RowMajor {
+            // Squares follow one another across the rows, but for those to E2M1 that write much of scales (kernels/cast/cast_rows.cuh).
+            let many_scales = scheme.scales() == CastScales::ColumnMajor && scheme.group() == CastGroup::Group1x16;
+            let (across, warps) = if wide.is_some() { (!many_scales, 4) } else { (!to_e2m1, 8) };
+            let (right, down) = (from.cols.div_ceil(128 * warps), rows.div_ceil(8));
+            let blocks = if across { (right, down) } else { (down, right) };
             if blocks.1 <= GRID_Y {
-                return Ok((self.square[usize::from(to_e2m1)].kernel(from)?, Blocks::new(blocks, THREADS)));
+                let kernel = match wide {
+                    Some(wide) => wide.square[usize::from(across)],
+                    None => self.square[usize::from(to_e2m1)].kernel(from)?,
+                };
+                return Ok((kernel, Blocks::new(blocks, 32 * warps as u32)));
             }
+            let right = from.cols.div_ceil(1024);
             if right <= GRID_Y {
                 return Ok((self.few.kernel(from)?, Blocks::new((rows.div_ceil(4), right), THREADS)));
             }
         }
-        if let Some(kernel) = large {
-            return Ok((kernel, line(rows, from.cols, 8)));
+        if let Some(wide) = wide {
+            return Ok((wide.line, line(rows, from.cols, 8)));
         }
         let kernel = self.line[usize::from(to_e2m1)].kernel(from)?;
         Ok((kernel, line(rows, from.cols, vectors_of(&from.values))))
     }
 
-    /// The kernel to E2M1 whose threads have twice the vectors, where it is faster.
-    fn large(&self, from: &CastFrom<'_>, rows: usize, sm_count: usize) -> Option<Kernel> {
-        let (spans, threads) = spans_and_threads(from.cols, 8);
-        if rows * spans * threads < LARGE_WAVES * LARGE_THREADS * sm_count || !from.is_aligned() {
-            return None;
-        }
+    /// Of a matrix whose rows follow one another without a gap, and its scales likewise, all of it as one row: the kernel, and its blocks. `few`: as
+    /// `Kernels::are_few` says.
+    fn flat(&self, from: &CastFrom<'_>, to: &CastTo<'_>, few: bool) -> Option<(Kernel, Blocks)> {
+        let to_e2m1 = to.scheme.format() == CodeFormat::E2M1;
+        let by_128 = to.scheme.group() == CastGroup::Group1x128;
+        let (kernel, elements) = match from.values {
+            CastValues::Plain { row_stride, .. } if row_stride == from.cols => match self.wide(from)? {
+                wide if few && by_128 => (wide.few[usize::from(to_e2m1)], 8),
+                wide if !few && to_e2m1 => (wide.flat, 32),
+                _ => return None,
+            },
+            CastValues::Coded { scheme, .. } if !few && lies_flat(scheme, from.cols) => {
+                let of_e2m1 = scheme.format() == CodeFormat::E2M1;
+                let kernel = self.flat[usize::from(to_e2m1)][usize::from(of_e2m1)];
+                (kernel, if to_e2m1 || of_e2m1 { 64 } else { 32 })
+            }
+            _ => return None,
+        };
+        let all = from.rows * from.cols;
+        let flat = from.index.is_none() && from.rows == to.rows && lies_flat(to.scheme, from.cols) && all <= FLAT;
+        flat.then(|| (kernel, Blocks::new((all.div_ceil(128 * elements), 1), 128)))
+    }
+
+    /// The kernels of sixteen neighbours, if they serve this source.
+    fn wide(&self, from: &CastFrom<'_>) -> Option<&Wide> {
         match from.values {
-            CastValues::Plain { dtype: DType::Bf16, .. } => Some(self.large[0]),
-            CastValues::Plain { dtype: DType::F16, .. } => Some(self.large[1]),
+            CastValues::Plain { dtype: DType::Bf16, .. } if from.is_aligned() => Some(&self.wide[0]),
+            CastValues::Plain { dtype: DType::F16, .. } if from.is_aligned() => Some(&self.wide[1]),
             _ => None,
         }
     }
 }
 
-/// Whether scales of one row lie so far apart that rows are better cast some at a time (measured: H200, 2026-11). UE8M0 packs four of them, and where
-/// a `large` kernel takes E2M1, whole rows in their order are worth more, but for groups of 16.
-fn writes_columns(scheme: CastScheme, large: bool) -> bool {
-    match scheme.scales() {
-        CastScales::RowMajor => false,
-        CastScales::ColumnMajor => true,
-        CastScales::Ue8m0 => !large || scheme.group() == CastGroup::Group1x16,
-    }
+/// Whether groups of some columns, whose scales lie by rows, follow one another through the whole matrix.
+fn lies_flat(scheme: CastScheme, cols: usize) -> bool {
+    let [down, right] = scheme.group().extents();
+    let whole = matches!(right, Extent::Elements(size) if size > 1 && cols.is_multiple_of(size));
+    down == Extent::Elements(1) && whole && scheme.scales() == CastScales::RowMajor
 }
+
+/// Elements of a matrix that is one row, at the most: kernels count them in 32 bits.
+const FLAT: usize = 1 << 31;
+
+/// Columns of a row that `cast_row_wide_*` holds.
+const WIDE_ROW: usize = 128 * 64;
 
 /// Whether each column of a group has a scale of its own.
 fn is_channel(scheme: CastScheme) -> bool {
@@ -160,11 +214,6 @@ fn is_channel(scheme: CastScheme) -> bool {
 fn vectors_of(values: &CastValues<'_>) -> usize {
     if matches!(values, CastValues::Coded { .. }) { 8 } else { 4 }
 }
-
-/// Threads of `cast_groups_large_*` on a multiprocessor, and how often they must fill all of these to be faster than shorter ones
-/// (measured: H200, 2026-11: at 8192 x 7168 they are, at 8192 x 5120 not).
-const LARGE_THREADS: usize = 7 * 128;
-const LARGE_WAVES: usize = 7;
 
 /// Parts of a row, each of at most 1024 vectors of eight, what a block casts at the most.
 fn parts_of_row(cols: usize) -> usize {
@@ -222,19 +271,24 @@ impl Kernels {
             Some((family, dtype, aligned)) => fused(family).of(dtype, aligned),
             None => plain.kernel(from),
         };
+        let flat = family.flat(from, to, self.are_few(rows, cols));
         let launch = match (row_extent, col_extent) {
             _ if rows == 0 => None,
             (Extent::Elements(1), Extent::All) => {
                 let vectors = cols / 8;
+                let to_e2m1 = to.scheme.format() == CodeFormat::E2M1;
+                let wide = to_e2m1 && cols <= WIDE_ROW && !self.are_few(rows, cols);
                 let threads = vectors.div_ceil(4).next_multiple_of(32).max(32);
                 let most = ROW_THREADS[usize::from(produced.is_some())];
-                let (kernel, threads) = match threads <= most && !of_channels {
-                    true => (choose(&family.row[1], |f| &f.row[1])?, threads),
-                    false => (choose(&family.row[0], |f| &f.row[0])?, most),
+                let (kernel, threads) = match family.wide(from) {
+                    Some(kernels) if wide => (kernels.row, vectors.div_ceil(8).next_multiple_of(32).max(32)),
+                    _ if threads <= most && !of_channels => (choose(&family.row[1], |f| &f.row[1])?, threads),
+                    _ => (choose(&family.row[0], |f| &f.row[0])?, most),
                 };
                 Some((kernel, Blocks::new((rows, 1), threads as u32)))
             }
             _ if cols == 0 => None,
+            (Extent::Elements(1), _) if flat.is_some() => flat,
             (Extent::Elements(1), _) => Some({
                 let few_blocks = Blocks::new((rows.div_ceil(4), cols.div_ceil(1024)), THREADS);
                 let few = of_channels || self.are_few(rows, cols);
@@ -247,7 +301,7 @@ impl Kernels {
                         }
                     }
                     _ if few => (choose(&family.few, |f| &f.few)?, few_blocks),
-                    _ => family.of_many_rows(from, scheme, rows, self.sm_count)?,
+                    _ => family.of_many_rows(from, scheme, rows)?,
                 }
             }),
             _ => {
@@ -264,7 +318,13 @@ impl Kernels {
         if let Some((_, blocks)) = launch {
             blocks.checked()?;
         }
-        let (source, rule, out) = (CastSource::new(from), CastRule::new(recipe), CastOut::new(to, part));
+        let (mut source, rule, mut out) = (CastSource::new(from), CastRule::new(recipe), CastOut::new(to, part));
+        let (mut rows, mut cols) = (rows, cols);
+        if flat.is_some() {
+            (rows, cols) = (1, rows * cols);
+            source = CastSource::new(&CastFrom { rows, cols, ..*from });
+            out = CastOut::new(&CastTo { rows, cols, ..*to }, part);
+        }
         Ok(move || match launch {
             Some((kernel, blocks)) => enqueue!(stream, kernel, blocks, source, rows as u32, cols as u32, rule, out),
             None => Ok(()),

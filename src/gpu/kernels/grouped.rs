@@ -28,6 +28,7 @@ const FEW_LENGTH: usize = (1 << 32) - (1 << 16);
 /// The kernels of the family.
 pub(super) struct GroupedKernels {
     plan: Kernel,
+    clear_amax: Kernel,
     /// Of a plain source, then of a gradient.
     amax: [ByInput; 2],
     quantize: [ByInput; 2],
@@ -48,6 +49,7 @@ impl GroupedKernels {
         let between = modules.file("cast/grouped_between")?;
         Ok(Self {
             plan: rows.kernel("plan_grouped")?,
+            clear_amax: rows.kernel("clear_grouped_amax")?,
             amax: [rows.by_input("amax_grouped")?, gradient.by_input("amax_grouped_gradient")?],
             quantize: [rows.by_input("quantize_grouped")?, gradient.by_input("quantize_grouped_gradient")?],
             quantize_turns: [
@@ -313,7 +315,7 @@ impl GroupedCast<'_> {
             GroupedFactors::Decode(span) => (span, 1, unused),
             GroupedFactors::Amax(span, recipe) => (span, 3, Fp8Recipe { format: *format, ..recipe }),
         };
-        check_floats("factors", factor, count)?;
+        check_floats(if kind == 3 { "amax" } else { "given scales" }, factor, count)?;
         check_floats("amax", self.amax, count)?;
         self.check_apart()?;
         Ok(Checked {
@@ -357,9 +359,12 @@ impl Kernels {
         let (amax, turns, rows) = (by_input(&family.amax)?, family.in_turns(cast), by_input(&family.quantize)?);
         let tiles = by_input(&family.quantize_tiles)?;
 
-        self.plan_grouped(stream, members, checked.members)?;
-        if let GroupedFactors::Amax(to, _) = cast.factors {
-            self.zero(stream, to, cast.scales.count(members.count) * 4)?;
+        let found = match cast.factors {
+            GroupedFactors::Amax(to, _) => Some((to, cast.scales.count(members.count))),
+            GroupedFactors::Encode(_) | GroupedFactors::Decode(_) => None,
+        };
+        self.plan_grouped(stream, members, checked.members, found)?;
+        if let Some((to, _)) = found {
             let blocks = self.chunk_blocks(members, [CHUNK_BLOCKS, GRADIENT_BLOCKS][gradient]);
             let Checked { members: m, factors, .. } = checked;
             match checked.forward {
@@ -388,13 +393,22 @@ impl Kernels {
         }
     }
 
-    /// Goes before all others: which rows of each member lie where they may, with a second input only rows that also that has room for.
-    /// Nothing where members are few.
-    fn plan_grouped(&self, stream: &Queue, members: &GroupedMembers<'_>, checked: Members) -> Result<()> {
-        if members.are_few() {
-            return Ok(());
+    /// Goes before all others: which rows of each member lie where they may, with a second input only rows that also that has room for, but where members are
+    /// few; and zeros in so many amax, which a kernel behind raises, checked by the caller.
+    fn plan_grouped(
+        &self,
+        stream: &Queue,
+        members: &GroupedMembers<'_>,
+        checked: Members,
+        amax: Option<(&Span<'_>, usize)>,
+    ) -> Result<()> {
+        let family = self.grouped(stream)?;
+        let (to, count) = amax.map_or((0, 0), |(amax, count)| (amax.address, count as u32));
+        match members.are_few() {
+            false => enqueue!(stream, family.plan, Blocks::new((1, 1), 1024), checked, to, count),
+            true if count > 0 => enqueue!(stream, family.clear_amax, Blocks::new((1, 1), FEW as u32), to, count),
+            true => Ok(()),
         }
-        enqueue!(stream, self.grouped(stream)?.plan, Blocks::new((1, 1), 1024), checked)
     }
 
     /// `y = round(fl(code * scale))` of members, by rows also of transposed codes.
@@ -418,7 +432,7 @@ impl Kernels {
             false => self.chunk_blocks(members, CHUNK_BLOCKS),
             true => self.grouped_blocks(members.length, TILE_BLOCKS),
         };
-        self.plan_grouped(stream, members, m)?;
+        self.plan_grouped(stream, members, m, None)?;
         enqueue!(
             stream,
             kernel,
@@ -473,52 +487,72 @@ mod tests {
         cast(&std::array::from_fn(place)).map_or_else(|refused| refused.to_string(), |()| String::new())
     }
 
+    const NAMES: [&str; 11] = [
+        "rows of the layout",
+        "columns of the layout",
+        "offsets of the layout",
+        "input",
+        SECOND_INPUT,
+        SECOND_OFFSETS,
+        "codes",
+        "scales",
+        "transposed codes",
+        "scales of transposed codes",
+        "amax",
+    ];
+
+    /// Of three members, in both directions, by amax or by given scales.
+    fn cast(parts: &[Span<'_>; 11], given: Option<&Span<'_>>) -> Result<()> {
+        let [rows, cols, offsets, x, x2, offsets2, codes, scales, codes_t, scales_t, amax] = parts;
+        let (scratch, clamped) = (&Span::unguarded(1 << 20, 24 * 3 + 16), &Span::unguarded(64, 4));
+        let rule = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
+        let second =
+            GroupedForward { of: ActivationGradient::Silu, x: x2, dtype: DType::Bf16, offsets: offsets2, length: 12 };
+        let cast = GroupedCast {
+            input: GroupedInput { x, dtype: DType::Bf16, forward: Some(second) },
+            members: GroupedMembers { count: 3, length: 12, rows, cols, offsets, scratch, clamped },
+            format: Fp8Format::E4M3,
+            scales: GroupedScales::PerMember,
+            factors: given.map_or(GroupedFactors::Amax(amax, rule), GroupedFactors::Encode),
+            to: [Some(GroupedCodes { codes, scales }), Some(GroupedCodes { codes: codes_t, scales: scales_t })],
+            amax: given.map(|_| amax),
+        };
+        cast.checked().map(drop)
+    }
+
+    /// Numbers of the layout, elements, words of codes and FP32 numbers each begin at a multiple of their size.
+    #[test]
+    fn buffers_begin_where_their_elements_may() {
+        let needs = [8, 8, 8, 2, 2, 8, 16, 4, 16, 4, 4];
+        let at = |moved: usize, by: u64| {
+            let place = |i: usize| Span::unguarded(i as u64 * 4096 + 4096 + if i == moved { by } else { 0 }, 24);
+            std::array::from_fn(place)
+        };
+        for (i, need) in needs.into_iter().enumerate() {
+            cast(&at(i, need), None).unwrap();
+            let said = cast(&at(i, need / 2), None).unwrap_err().to_string();
+            // Codes of both orders are called so.
+            let name = NAMES[i].strip_prefix("transposed ").unwrap_or(NAMES[i]).split(" of transposed").next().unwrap();
+            assert!(said.contains(name) && said.contains(&format!("{need}-byte aligned")), "{}: {said}", NAMES[i]);
+        }
+        let given = Span::unguarded((1 << 16) + 2, 12);
+        assert!(cast(&at(0, 0), Some(&given)).unwrap_err().to_string().contains("given scales"));
+    }
+
     #[test]
     fn nothing_is_written_where_others_read_or_write() {
-        let scratch = Span::unguarded(1 << 20, 24 * 3 + 16);
-        let names = [
-            "rows of the layout",
-            "columns of the layout",
-            "offsets of the layout",
-            "input",
-            SECOND_INPUT,
-            SECOND_OFFSETS,
-            "codes",
-            "scales",
-            "transposed codes",
-            "scales of transposed codes",
-            "amax",
-        ];
-        let rule = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
-        let cast = |[rows, cols, offsets, x, x2, offsets2, codes, scales, codes_t, scales_t, amax]: &[Span<'_>; 11],
-                    given: Option<&Span<'_>>| {
-            let of = ActivationGradient::Silu;
-            let second = GroupedForward { of, x: x2, dtype: DType::Bf16, offsets: offsets2, length: 12 };
-            let clamped = &Span::unguarded(64, 4);
-            GroupedCast {
-                input: GroupedInput { x, dtype: DType::Bf16, forward: Some(second) },
-                members: GroupedMembers { count: 3, length: 12, rows, cols, offsets, scratch: &scratch, clamped },
-                format: Fp8Format::E4M3,
-                scales: GroupedScales::PerMember,
-                factors: given.map_or(GroupedFactors::Amax(amax, rule), GroupedFactors::Encode),
-                to: [Some(GroupedCodes { codes, scales }), Some(GroupedCodes { codes: codes_t, scales: scales_t })],
-                amax: given.map(|_| amax),
-            }
-            .checked()
-            .map(drop)
-        };
         let found = |parts: &[Span<'_>; 11]| cast(parts, None);
         let given = |parts: &[Span<'_>; 11]| cast(parts, Some(&Span::unguarded(1 << 16, 12)));
         assert_eq!([refusal_of(found, 0, 0), refusal_of(given, 0, 0)], ["", ""]);
         for (moved, onto) in (6..11).flat_map(|moved| (0..moved).map(move |onto| (moved, onto))) {
             for said in [refusal_of(found, moved, onto), refusal_of(given, moved, onto)] {
-                let says = said.contains("overlap") && said.contains(names[moved]) && said.contains(names[onto]);
-                assert!(says, "{} at {}: {said:?}", names[moved], names[onto]);
+                let says = said.contains("overlap") && said.contains(NAMES[moved]) && said.contains(NAMES[onto]);
+                assert!(says, "{} at {}: {said:?}", NAMES[moved], NAMES[onto]);
             }
         }
         for written in 6..11 {
             let said = refusal_of(|parts| cast(parts, Some(&Span::unguarded(parts[written].address + 8, 12))), 0, 0);
-            assert!(said.contains("given scales") && said.contains(names[written]), "{}: {said:?}", names[written]);
+            assert!(said.contains("given scales") && said.contains(NAMES[written]), "{}: {said:?}", NAMES[written]);
         }
         // Two that are read may lie together: an activation of its own gradient.
         assert_eq!(refusal_of(found, 4, 3), "");

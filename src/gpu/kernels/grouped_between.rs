@@ -3,6 +3,7 @@
 use super::Kernels;
 use super::launch::{Blocks, THREADS, enqueue};
 use super::operand::{address, check_aligned, check_bytes, extent};
+use super::sm90_groups::Sm90Along;
 use crate::error::{Error, Result};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
@@ -29,10 +30,11 @@ struct Places {
     counts: u64,
     slot_rows: u64,
     groups: u32,
+    step: u32,
 }
 
 impl GroupPlaces<'_> {
-    fn checked(&self, rows: usize) -> Result<Places> {
+    fn checked(&self, rows: usize, along: Sm90Along) -> Result<Places> {
         for (name, numbers) in [("counts of groups", Some(self.counts)), ("starts of groups", self.starts)] {
             let Some(numbers) = numbers else { continue };
             check_bytes(name, numbers, self.groups.saturating_mul(8))?;
@@ -48,7 +50,13 @@ impl GroupPlaces<'_> {
             ));
         }
         let (starts, counts) = (address(self.starts), self.counts.address);
-        Ok(Places { starts, counts, slot_rows: self.slot_rows as u64, groups: self.groups as u32 })
+        Ok(Places {
+            starts,
+            counts,
+            slot_rows: self.slot_rows as u64,
+            groups: self.groups as u32,
+            step: along.step() as u32,
+        })
     }
 }
 
@@ -64,7 +72,7 @@ impl Kernels {
         clamped: Option<&Span<'_>>,
     ) -> Result<()> {
         check_bytes("rows of groups", x, extent(rows, row_bytes, row_stride))?;
-        let places = places.checked(rows)?;
+        let places = places.checked(rows, Sm90Along::Rows)?;
         clamped.map_or(Ok(()), check_clamped)?;
         let blocks = Blocks::new((rows.div_ceil(WARPS).clamp(1, self.sm_count * BLOCKS), 1), THREADS);
         let kernel = self.grouped(stream)?.clear_between;
@@ -72,15 +80,15 @@ impl Kernels {
         enqueue!(stream, kernel, blocks, x.address, row_bytes, row_stride, rows as u32, places, address(clamped))
     }
 
-    /// `clamped` receives how many groups of a matrix of `rows` rows are not taken as their numbers say.
+    /// `clamped` receives how many groups of a matrix of `rows` rows, or numbers along k, a product does not take as their numbers say.
     pub(crate) fn count_clamped_groups(
         &self,
         stream: &Queue,
-        rows: usize,
+        (along, rows): (Sm90Along, usize),
         places: &GroupPlaces<'_>,
         clamped: &Span<'_>,
     ) -> Result<()> {
-        let places = places.checked(rows)?;
+        let places = places.checked(rows, along)?;
         check_clamped(clamped)?;
         let kernel = self.grouped(stream)?.count_clamped;
         enqueue!(stream, kernel, Blocks::new((1, 1), 32), rows as u32, places, clamped.address)
@@ -101,14 +109,15 @@ mod tests {
         assert_eq!(size_of::<Places>(), 32);
         let numbers = Span::unguarded(4096, 24);
         let places = GroupPlaces { groups: 3, starts: None, slot_rows: 128, counts: &numbers };
-        assert!(places.checked(384).is_ok());
-        let text = |places: GroupPlaces<'_>, rows| places.checked(rows).map(drop).unwrap_err().to_string();
+        assert!(places.checked(384, Sm90Along::Rows).is_ok());
+        let text =
+            |places: GroupPlaces<'_>, rows| places.checked(rows, Sm90Along::Rows).map(drop).unwrap_err().to_string();
         assert!(text(places, 383).contains("3 groups, slots of 128 rows, in 383"));
         assert!(text(GroupPlaces { groups: 4, ..places }, 512).contains("counts of groups"));
         assert!(text(GroupPlaces { slot_rows: usize::MAX, ..places }, 512).contains("slots"));
         let odd = Span::unguarded(4100, 24);
         assert!(text(GroupPlaces { starts: Some(&odd), ..places }, 512).contains("starts of groups"));
         // Starts may be anything: the device looks at them.
-        assert!(GroupPlaces { starts: Some(&numbers), ..places }.checked(1).is_ok());
+        assert!(GroupPlaces { starts: Some(&numbers), ..places }.checked(1, Sm90Along::Rows).is_ok());
     }
 }

@@ -8,6 +8,7 @@ use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 
 use super::ptx_cache::PtxCache;
 use crate::error::{Error, Result};
+use crate::gpu::device::info::AS_OLDER;
 use crate::gpu::kernels::nvrtc_version;
 
 /// One `kernels/*/*.cu`: a row of `kernels/files.rs`, with its text and the image that `build.rs` made (empty: none).
@@ -45,8 +46,12 @@ pub enum KernelFamily {
     Epilogue,
     /// Products of our own on sm_90, and on no other GPU.
     Sm90,
-    /// Products of few rows on sm_90, and on no other GPU.
+    /// Products of few rows of FP8 codes on sm_90, and on no other GPU, also with SwiGLU in the kernel.
     SmallM,
+    /// Products of few rows of BF16 or F16 numbers with weights that are decoded.
+    SmallMWeights,
+    /// Products of groups of few plain rows, and SwiGLU of few plain rows, on sm_90, and on no other GPU.
+    SmallMGroups,
 }
 
 impl KernelFamily {
@@ -59,6 +64,7 @@ impl KernelFamily {
 named!(
     KernelFamily, "kernel family", Fp8 => "fp8", Grouped => "grouped", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
     Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90", SmallM => "small-m",
+    SmallMWeights => "small-m-weights", SmallMGroups => "small-m-groups",
 );
 
 macro_rules! kernel_files {
@@ -75,7 +81,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 35] = [
+const HEADERS: [(&str, &str); 37] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -111,6 +117,8 @@ const HEADERS: [(&str, &str); 35] = [
     ("gemm/small_m_e2m1.cuh", include_str!("../../../kernels/gemm/small_m_e2m1.cuh")),
     ("gemm/small_m_e4m3.cuh", include_str!("../../../kernels/gemm/small_m_e4m3.cuh")),
     ("gemm/small_m_tile.cuh", include_str!("../../../kernels/gemm/small_m_tile.cuh")),
+    ("gemm/groups.cuh", include_str!("../../../kernels/gemm/groups.cuh")),
+    ("gemm/small_m_groups.cuh", include_str!("../../../kernels/gemm/small_m_groups.cuh")),
 ];
 
 /// Where kernel images come from.
@@ -125,9 +133,10 @@ pub enum KernelSource {
 named!(KernelSource, "source of kernels", Embedded => "embedded", Nvrtc => "nvrtc");
 
 impl KernelSource {
-    /// What this build and the environment say: `SCALED_GEMM_KERNELS=nvrtc` forces NVRTC.
+    /// What this build and the environment say: `SCALED_GEMM_KERNELS=nvrtc` forces NVRTC, and so does `SCALED_GEMM_SM`, as a GPU
+    /// takes machine code of its own first.
     pub(super) fn from_env() -> Self {
-        let forced = env::var("SCALED_GEMM_KERNELS").is_ok_and(|v| v == "nvrtc");
+        let forced = env::var("SCALED_GEMM_KERNELS").is_ok_and(|v| v == "nvrtc") || env::var_os(AS_OLDER).is_some();
         if forced || FILES.iter().all(|file| file.image.is_empty()) {
             return Self::Nvrtc;
         }
@@ -222,11 +231,11 @@ mod tests {
     }
 
     /// A kernel launched with programmatic serialization runs beside the one before it, and may touch memory only after that
-    /// one's end. What is for GPUs from 90 on must therefore wait first, in every kernel; `prefetch` alone may come before, and in products of few
-    /// rows loads of weights, where the launch says that nobody writes them (`src/gpu/device/chain.rs`).
+    /// one's end. What is for GPUs from 90 on must therefore wait first, in every kernel; `prefetch` alone may come before, and in products that are
+    /// links of chains loads of weights, where the launch says that nobody writes them (`src/gpu/device/chain.rs`).
     fn assert_waits_before_memory(name: &str, body: &str) {
         let wait = body.find("griddepcontrol.wait").unwrap_or_else(|| panic!("{name} never waits"));
-        let loads = if name.starts_with("gemm_small_m_") { &[][..] } else { &["ld.global", "cp.async", "ld.v"] };
+        let loads = if is_link(name) { &[][..] } else { &["ld.global", "cp.async", "ld.v"] };
         for access in ["st.global", "atom.", "red.", "st.v"].iter().chain(loads) {
             // A word's beginning: copies say `cp.async.ca.shared.global`.
             let begins = |at: &usize| body[..*at].ends_with(char::is_whitespace);
@@ -240,17 +249,36 @@ mod tests {
         assert!(between || wait < release, "{name}: griddepcontrol.launch_dependents comes before griddepcontrol.wait");
     }
 
+    /// Whether these words begin with the name of a product that is told where it may load before its wait, in blocks that are links of chains. As
+    /// `scripts/check-kernels.sh` has it.
+    fn is_link(words: &str) -> bool {
+        let name = words.split(' ').next().unwrap_or(words);
+        name.starts_with("gemm_small_m_")
+            && ["_one", "_one_deep", "_two", "_four", "_eight", "_sixteen", "_narrow"]
+                .iter()
+                .any(|block| name.ends_with(block))
+    }
+
     #[test]
     fn the_reader_of_waits_can_fail() {
         let ptx = ".visible .entry good(\n)\n{\nprefetch.global.L2 [a];\ngriddepcontrol.wait;\nld.global.u8 x, [a];\n}\n\n\
                    .visible .entry early(\n)\n{\nld.global.u8 x, [a];\ngriddepcontrol.wait;\n}\n\n\
                    .visible .entry never(\n)\n{\nret;\n}\n\n\
-                   .visible .entry hasty(\n)\n{\ngriddepcontrol.launch_dependents;\ngriddepcontrol.wait;\n}\n";
-        let [good, early, never, hasty] = entries(ptx)[..] else { panic!("four kernels were written") };
+                   .visible .entry hasty(\n)\n{\ngriddepcontrol.launch_dependents;\ngriddepcontrol.wait;\n}\n\n\
+                   .visible .entry stores(\n)\n{\nst.global.u8 [a], x;\ngriddepcontrol.wait;\n}\n";
+        let [good, early, never, hasty, stores] = entries(ptx)[..] else { panic!("five kernels were written") };
         assert_waits_before_memory(good.0, good.1);
-        assert_waits_before_memory("gemm_small_m_early", early.1);
+        let link = "gemm_small_m_block_8_one of gemm/small_m_fp8 for compute_90a";
+        assert_waits_before_memory(link, early.1);
+        for block in ["sixteen", "narrow"] {
+            assert_waits_before_memory(&format!("gemm_small_m_nvfp4_bf16_8_{block}"), early.1);
+        }
         assert_eq!((good.0, early.0, never.0, hasty.0), ("good", "early", "never", "hasty"));
-        for (name, body) in [early, never, hasty, ("gemm_small_m_never", never.1), ("gemm_small_m_hasty", hasty.1)] {
+        // Kernels of tiles, and the end of a chain, are no links. (Every product of few rows was let off.)
+        let others =
+            ["gemm_small_m_fp8_bf16_8_tile_e4m3", "gemm_small_m_nvfp4_bf16_16_tile", "gemm_small_m_end_of_chain"];
+        let wrong = [early, never, hasty, (link, never.1), (link, hasty.1), (link, stores.1)];
+        for (name, body) in wrong.into_iter().chain(others.map(|name| (name, early.1))) {
             assert!(std::panic::catch_unwind(|| assert_waits_before_memory(name, body)).is_err(), "{name}");
         }
     }
@@ -338,8 +366,9 @@ mod tests {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         for file in FILES {
             assert!(file.gpus.contains(&90), "{} would not run where it was measured", file.name);
+            let of_few_rows = file.family == KernelFamily::SmallMWeights && file.name.starts_with("gemm/small_m_");
             assert!(
-                file.name.contains(&file.family.to_string().replace('-', "_")),
+                of_few_rows || file.name.contains(&file.family.to_string().replace('-', "_")),
                 "{} is of another family than {}",
                 file.name,
                 file.family

@@ -31,6 +31,9 @@ mod sm90_groups;
 mod small_m;
 mod small_m_config;
 mod small_m_end;
+mod small_m_gated;
+mod small_m_groups;
+mod small_m_join;
 mod small_m_weights;
 mod tensor_map;
 
@@ -49,6 +52,7 @@ pub(crate) use small_m::{SmallMCall, SmallMScales};
 pub(crate) use small_m_config::most_rows;
 pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
+pub(crate) use small_m_groups::{SmallMGroupsCall, SmallMGroupsConfig};
 pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, OuterScales, SmallMWeights, SmallMWeightsCall, most_k_power};
 
 use crate::error::{Error, Result};
@@ -77,11 +81,13 @@ pub(crate) struct Kernels {
     epilogue: OnceLock<epilogue::EpilogueKernels>,
     sm90: OnceLock<sm90_config::Sm90Kernels>,
     small_m: OnceLock<SmallMFamily>,
+    small_m_weights: OnceLock<small_m_weights::SmallMWeightsKernels>,
+    small_m_groups: OnceLock<small_m_groups::SmallMGroupsKernels>,
     sm_count: usize,
 }
 
-/// Products of few rows: with E4M3 weights, and with E2M1 ones.
-type SmallMFamily = (small_m::SmallMKernels, small_m_weights::SmallMWeightsKernels);
+/// Products of few rows of E4M3 codes, and those with two matrices.
+type SmallMFamily = (small_m::SmallMKernels, small_m_gated::SmallMGatedKernels);
 
 /// By address of the context and source. Nothing is ever taken out: work and graphs may outlive every handle, and the loader
 /// keeps the context, so that its address stays its own.
@@ -113,6 +119,8 @@ impl Kernels {
             epilogue: OnceLock::new(),
             sm90: OnceLock::new(),
             small_m: OnceLock::new(),
+            small_m_weights: OnceLock::new(),
+            small_m_groups: OnceLock::new(),
             sm_count: sm_count as usize,
         });
         loaded.push((key, source, kernels.clone()));
@@ -138,6 +146,8 @@ impl Kernels {
             KernelFamily::Epilogue => self.epilogue_kernels(stream).map(drop),
             KernelFamily::Sm90 => self.sm90(stream).map(drop),
             KernelFamily::SmallM => self.small_m(stream).map(drop),
+            KernelFamily::SmallMWeights => self.small_m_weights(stream).map(drop),
+            KernelFamily::SmallMGroups => self.small_m_groups_family(stream).map(drop),
         }
     }
 
@@ -197,9 +207,23 @@ impl Kernels {
 
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
         let of = |modules: &Modules| {
-            Ok((small_m::SmallMKernels::of(modules)?, small_m_weights::SmallMWeightsKernels::of(modules)?))
+            Ok((small_m::SmallMKernels::of(modules)?, small_m_gated::SmallMGatedKernels::of(modules)?))
         };
         self.family(&self.small_m, KernelFamily::SmallM, of, stream)
+    }
+
+    fn small_m_weights(&self, stream: &Queue) -> Result<&small_m_weights::SmallMWeightsKernels> {
+        if KernelFamily::SmallM.runs_on(self.loader.compute_capability()) {
+            // What ends a chain is there.
+            self.small_m(stream)?;
+        }
+        let of = small_m_weights::SmallMWeightsKernels::of;
+        self.family(&self.small_m_weights, KernelFamily::SmallMWeights, of, stream)
+    }
+
+    fn small_m_groups_family(&self, stream: &Queue) -> Result<&small_m_groups::SmallMGroupsKernels> {
+        let of = small_m_groups::SmallMGroupsKernels::of;
+        self.family(&self.small_m_groups, KernelFamily::SmallMGroups, of, stream)
     }
 
     /// A loaded family, or one that is loaded now. Drivers before CUDA 12.3 cannot load while a stream is captured, and NVRTC may

@@ -10,6 +10,7 @@ use cudarc::driver::{CudaContext, result, sys};
 use super::image::{FILES, KernelFamily, KernelFile, KernelSource};
 use super::launch::{ByInput, Kernel};
 use crate::error::{Error, Result};
+use crate::gpu::device::info::compute_capability;
 use crate::gpu::device::memory::driver;
 
 /// Where modules are loaded to, and from.
@@ -32,8 +33,13 @@ pub(super) struct Module {
 
 impl Loader {
     pub(super) fn new(context: &Arc<CudaContext>, source: KernelSource) -> Result<Self> {
-        let (major, minor) = context.compute_capability().map_err(|e| driver("reading the compute capability", e))?;
-        Ok(Self { context: context.clone(), source, gpu: (major * 10 + minor) as u32 })
+        let (major, minor) = compute_capability(context)?;
+        Ok(Self { context: context.clone(), source, gpu: major * 10 + minor })
+    }
+
+    /// Major and minor.
+    pub(super) fn compute_capability(&self) -> (u32, u32) {
+        (self.gpu / 10, self.gpu % 10)
     }
 
     /// Loads the files of a family; takes milliseconds, or with NVRTC and no entry in the cache up to a minute. The context

@@ -177,6 +177,13 @@ fn k_blocks(k: usize) -> usize {
 }
 
 impl Sm90Call<'_> {
+    /// Whether A, and B, have a scale of whole matrices for each group.
+    fn scales_of_groups(&self) -> [bool; 2] {
+        let Sm90Scales::Outer { each } = self.layout else { return [false; 2] };
+        let of = self.groups.map_or([false; 2], |groups| groups.scales);
+        [of[0] && !each[0], of[1] && !each[1]]
+    }
+
     fn group_count(&self) -> usize {
         self.groups.map_or(1, |groups| groups.count)
     }
@@ -234,8 +241,11 @@ impl Sm90Call<'_> {
                 (ScaleLayout::Vec128.len(m, blocks), of_b * parts * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
             }
             Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(n, blocks)),
-            // One for a matrix is that of all groups.
-            Sm90Scales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { of_b * n } else { 1 }),
+            // One for a matrix is that of all groups, unless each has its own.
+            Sm90Scales::Outer { each: [a, b] } => {
+                let [of_a, of_groups_b] = self.scales_of_groups().map(|each| if each { groups } else { 1 });
+                (if a { m } else { of_a }, if b { of_b * n } else { of_groups_b })
+            }
         };
         self.check_operand(["A", "scales of A"], self.a, m, a_scales)?;
         self.check_operand(["B", "scales of B"], self.b, of_b * parts * n, b_scales)?;
@@ -463,6 +473,7 @@ impl Sm90Call<'_> {
             Sm90Scales::Blocks | Sm90Scales::Vectors => [false; 2],
             Sm90Scales::Outer { each } => each,
         };
+        let (outer, of_groups) = (matches!(layout, Sm90Scales::Outer { .. }), self.scales_of_groups());
         let more = beta != 0.0 || bias.is_some() || activation != Activation::None || residual.is_some();
         let starts = groups.and_then(|groups| match groups.rows {
             Sm90Rows::Starts(starts) => Some(starts),
@@ -479,8 +490,12 @@ impl Sm90Call<'_> {
             raster: tile.raster(),
             scales_a: a.scales.address,
             scales_b: b.scales.address,
-            pitch_a: m.next_multiple_of(4) as u32,
-            pitch_b: if layout == Sm90Scales::Vectors { n } else { k_blocks(k) }.next_multiple_of(4) as u32,
+            pitch_a: if outer { u32::from(of_groups[0]) } else { m.next_multiple_of(4) as u32 },
+            pitch_b: match layout {
+                Sm90Scales::Outer { .. } => u32::from(of_groups[1]),
+                Sm90Scales::Vectors => n.next_multiple_of(4) as u32,
+                Sm90Scales::Blocks => k_blocks(k).next_multiple_of(4) as u32,
+            },
             d: d.address,
             stride_d: d_stride as u64,
             starts: address(starts),

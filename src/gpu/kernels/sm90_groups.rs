@@ -12,6 +12,8 @@ pub(crate) struct Sm90Groups<'a> {
     pub(crate) along: Sm90Along,
     pub(crate) rows: Sm90Rows<'a>,
     pub(crate) counts: &'a Span<'a>,
+    /// Whether A, and B, have a scale for each group where they would have one in all.
+    pub(crate) scales: [bool; 2],
 }
 
 /// What groups divide.
@@ -25,10 +27,14 @@ pub(crate) enum Sm90Along {
 }
 
 impl Sm90Along {
+    /// Groups begin at multiples of it.
+    pub(super) fn step(self) -> usize {
+        if self == Self::Rows { 4 } else { 128 }
+    }
+
     /// Whether so many rows, or numbers along k, hold so many slots, each of whole steps.
     pub(crate) fn holds_slots(self, held: usize, count: usize, slot: usize) -> bool {
-        let step = if self == Self::Rows { 4 } else { 128 };
-        slot.is_multiple_of(step) && slot.checked_mul(count).is_some_and(|all| all <= held)
+        slot.is_multiple_of(self.step()) && slot.checked_mul(count).is_some_and(|all| all <= held)
     }
 
     /// Refuses those that are not held.
@@ -65,7 +71,7 @@ pub(crate) enum Sm90Rows<'a> {
 impl<'a> From<GroupPlaces<'a>> for Sm90Groups<'a> {
     fn from(places: GroupPlaces<'a>) -> Self {
         let rows = places.starts.map_or(Sm90Rows::Slots(places.slot_rows), Sm90Rows::Starts);
-        Self { count: places.groups, along: Sm90Along::Rows, rows, counts: places.counts }
+        Self { count: places.groups, along: Sm90Along::Rows, rows, counts: places.counts, scales: [false; 2] }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Launches of `kernels/gemm/small_m_fp8.cu`: products of few rows on Hopper, of E4M3 codes with scales of blocks, rows or whole matrices.
+//! Launches of `kernels/gemm/small_m_fp8.cu`: products of few rows on Hopper, of E4M3 codes with scales of blocks, rows or whole matrices; those of two
+//! matrices side by side are in `small_m_gated.cu`.
 
 use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue, seal};
@@ -12,7 +13,7 @@ use crate::gpu::device::chain::{Beside, Follows, Seal};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
-fn name(block: SmallMBlock, blocks: bool, tokens: usize) -> String {
+pub(super) fn name(block: SmallMBlock, blocks: bool, tokens: usize) -> String {
     let scales = if blocks { "block" } else { "outer" };
     format!("gemm_small_m_{scales}_{tokens}_{}", block.name().replace('-', "_"))
 }
@@ -24,12 +25,12 @@ pub(super) struct SmallMKernels {
     end_of_chain: Kernel,
 }
 
-struct SmallMKernel {
-    block: SmallMBlock,
-    tokens: usize,
+pub(super) struct SmallMKernel {
+    pub(super) block: SmallMBlock,
+    pub(super) tokens: usize,
     /// With scales of blocks, else of rows and matrices.
-    blocks: bool,
-    kernel: Kernel,
+    pub(super) blocks: bool,
+    pub(super) kernel: Kernel,
 }
 
 impl SmallMKernels {
@@ -73,10 +74,12 @@ impl SmallMScales {
 /// One product, the sum being `A B^T`.
 pub(crate) struct SmallMCall<'a> {
     pub(crate) config: SmallMConfig,
+    /// B has two matrices, G and U, of n rows, one behind the other, and `D = activation(alpha * A G^T) ∘ (alpha * A U^T)`, with scales of blocks.
+    pub(crate) gated: bool,
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
-    /// E4M3 `[m][k]`, `[n][k]`.
+    /// E4M3 `[m][k]`, `[n][k]` (gated: twice as many rows).
     pub(crate) codes: [&'a Span<'a>; 2],
     pub(crate) scales: [&'a Span<'a>; 2],
     pub(crate) layout: SmallMScales,
@@ -114,6 +117,11 @@ struct SmallMProblem {
 }
 
 impl SmallMCall<'_> {
+    /// Rows of B.
+    fn b_rows(&self) -> usize {
+        self.n.saturating_mul(if self.gated { 2 } else { 1 })
+    }
+
     /// Every length and alignment against what the kernel touches.
     fn check(&self) -> Result<()> {
         let Self { m, n, k, .. } = *self;
@@ -127,20 +135,29 @@ impl SmallMCall<'_> {
             return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
         }
         // Numbers in the kernel have 32 bits, also one tile or stage past the end; the grid has 31.
-        if n > MOST_LENGTH || k > MOST_LENGTH || self.config.block().tiles(n) * self.config.split() as usize >= 1 << 31
+        let b_rows = self.b_rows();
+        if b_rows > MOST_LENGTH
+            || k > MOST_LENGTH
+            || self.config.block().tiles(b_rows) * self.config.split() as usize >= 1 << 31
         {
             return Err(Error::shape("A and B", shape(), "n and k must be at most 2^30", "split the product"));
+        }
+        let end = &self.end;
+        let more = end.beta != 0.0 || end.bias.is_some() || end.residual.is_some();
+        if self.gated && (!n.is_multiple_of(128) || self.layout != SmallMScales::Blocks || more) {
+            let rule = "two matrices need n of a multiple of 128 and scales of blocks, and have neither beta, bias nor residual";
+            return Err(Error::shape("B", shape(), rule, "report it: a launch of this crate asked for it"));
         }
         let blocks = k.div_ceil(128);
         let lens = match self.layout {
             SmallMScales::Blocks => {
-                [ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Blk128.len(n.div_ceil(128), blocks)]
+                [ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Blk128.len(b_rows.div_ceil(128), blocks)]
             }
             SmallMScales::Outer { each } => [if each[0] { m } else { 1 }, if each[1] { n } else { 1 }],
         };
         // A's scales of blocks are copied 16 bytes at a time.
         let alignments = [if self.layout == SmallMScales::Blocks { 16 } else { 4 }, 4];
-        for (i, (names, rows)) in [(["A", "scales of A"], m), (["B", "scales of B"], n)].into_iter().enumerate() {
+        for (i, (names, rows)) in [(["A", "scales of A"], m), (["B", "scales of B"], b_rows)].into_iter().enumerate() {
             check_bytes(names[0], self.codes[i], rows * k)?;
             check_aligned(names[0], self.codes[i], 16)?;
             check_bytes(names[1], self.scales[i], lens[i] * 4)?;
@@ -192,13 +209,15 @@ impl Kernels {
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
-        let place = self.in_chain(stream, call.config, [call.m, call.n, call.k], &[call.codes[1], call.scales[1]]);
+        let mnk = [call.m, call.b_rows(), call.k];
+        let place = self.in_chain(stream, call.config, mnk, &[call.codes[1], call.scales[1]]);
         let (block, split) = (place.config.block(), place.config.split());
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
-        let kernels = &self.small_m(stream)?.0.all;
+        let family = self.small_m(stream)?;
+        let kernels = if call.gated { &family.1.all } else { &family.0.all };
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.blocks) == (block, tokens, blocks));
         let kernel = found.ok_or_else(|| no_such_block(block, SmallMOperands::Fp8))?.kernel;
-        let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
+        let grid = Blocks::new((block.tiles(call.b_rows()) * split as usize, 1), block.threads());
         enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(&place)?)?;
         self.enqueued(stream, &place, &call.end)
     }
@@ -211,7 +230,9 @@ impl Kernels {
         mnk: [usize; 3],
         weights: &[&Span<'_>],
     ) -> InChain {
-        let link = stream.link(weights).and_then(|follows| Some((follows, config.in_chain(mnk, self.sm_count)?)));
+        // What ends a chain is sm_90's: elsewhere nothing releases early.
+        let follows = self.end_of_chain().and_then(|_| stream.link(weights));
+        let link = follows.and_then(|follows| Some((follows, config.in_chain(mnk, self.sm_count)?)));
         match link {
             Some((Follows { loads_early, .. }, (config, releases))) => {
                 tracing::trace!(loads_early, releases, %config, "link of a chain");
@@ -312,6 +333,7 @@ mod tests {
         spans.iter_mut().zip(places).for_each(|(span, place)| span.address += place);
         let call = SmallMCall {
             config: SmallMConfig::new(SmallMBlock::One, 2).unwrap(),
+            gated: false,
             m,
             n,
             k,

@@ -35,6 +35,10 @@ pub enum SmallMBlock {
     Four,
     /// E2M1 weights: eight warps, each with an eighth of the block's part of k.
     Eight,
+    /// E2M1 weights: sixteen warps, each with a sixteenth of the block's part of k.
+    Sixteen,
+    /// E2M1 weights: the same with 16 rows of B for 32.
+    Narrow,
     /// E2M1 weights: four warps, each with a quarter of the block's 128 rows of B, for up to 64 rows of A, which they share. The one above 16 rows; below, it is tried last.
     Tile,
     /// E4M3 weights: the same, at any m up to 64.
@@ -43,7 +47,7 @@ pub enum SmallMBlock {
 
 named!(
     SmallMBlock, "block of the small-m product", One => "one", OneDeep => "one-deep", Two => "two", Four => "four", Eight => "eight",
-    Tile => "tile", TileE4m3 => "tile-e4m3",
+    Sixteen => "sixteen", Narrow => "narrow", Tile => "tile", TileE4m3 => "tile-e4m3",
 );
 
 /// What a launch must know of a block.
@@ -51,8 +55,9 @@ named!(
 pub(super) enum Shape {
     /// Mirror of the table in `kernels/gemm/small_m_fp8.cu`: warpgroups; times 128 of k, a stage of the ring; stages.
     E4m3 { warpgroups: usize, steps: usize, stages: usize },
-    /// Mirror of the table in `kernels/gemm/small_m_e2m1.cu`: warps; blocks on a multiprocessor with at most eight rows of A, and with more.
-    E2m1 { warps: usize, residents: [usize; 2] },
+    /// Mirror of the table in `kernels/gemm/small_m_e2m1.cu`: times 16 rows of B; warps; steps of codes on their way; blocks on a multiprocessor with at most
+    /// eight rows of A, and with more.
+    E2m1 { pairs: usize, warps: usize, stages: usize, residents: [usize; 2] },
     /// Mirror of the other table there, and of that in `kernels/gemm/small_m_e4m3.cu`: E4M3 codes, else E2M1; stages of the ring; blocks on a
     /// multiprocessor for each of the [`SmallMBlock::widths`].
     Tile { e4m3: bool, stages: usize, residents: [usize; 4] },
@@ -78,8 +83,10 @@ impl SmallMBlock {
             Self::One => Shape::E4m3 { warpgroups: 1, steps: 1, stages: 4 },
             Self::OneDeep => Shape::E4m3 { warpgroups: 1, steps: 2, stages: 3 },
             Self::Two => Shape::E4m3 { warpgroups: 2, steps: 1, stages: 5 },
-            Self::Four => Shape::E2m1 { warps: 4, residents: [6, 4] },
-            Self::Eight => Shape::E2m1 { warps: 8, residents: [3, 2] },
+            Self::Four => Shape::E2m1 { pairs: 2, warps: 4, stages: 2, residents: [6, 4] },
+            Self::Eight => Shape::E2m1 { pairs: 2, warps: 8, stages: 2, residents: [3, 2] },
+            Self::Sixteen => Shape::E2m1 { pairs: 2, warps: 16, stages: 1, residents: [1, 1] },
+            Self::Narrow => Shape::E2m1 { pairs: 1, warps: 16, stages: 2, residents: [2, 1] },
             Self::Tile => Shape::Tile { e4m3: false, stages: 3, residents: [4, 4, 3, 3] },
             Self::TileE4m3 => Shape::Tile { e4m3: true, stages: 3, residents: [3, 3, 3, 2] },
         }
@@ -126,13 +133,13 @@ impl SmallMBlock {
     pub(crate) fn tiles(self, n: usize) -> usize {
         match self.shape() {
             Shape::E4m3 { .. } => n.div_ceil(E4M3_ROWS),
-            // Of the 128 rows that share tiles of scales a block takes a quarter here and there.
-            Shape::E2m1 { .. } => n.div_ceil(TILE_ROWS) * (TILE_ROWS / E2M1_ROWS),
+            // Of the 128 rows that share tiles of scales a block takes a quarter here and there, or a quarter of one half of them.
+            Shape::E2m1 { pairs, .. } => n.div_ceil(TILE_ROWS / 2 * pairs) * 4,
             Shape::Tile { .. } => n.div_ceil(TILE_ROWS),
         }
     }
 
-    /// Dynamic shared memory in bytes: for E4M3 the rings of B, A and scales; the sums that arrive, and a barrier. Of tiles a ring of codes, scales and A, in
+    /// Dynamic shared memory in bytes: for E4M3 the rings of B, A and scales; the sums that arrive, and a barrier; for E2M1 likewise of codes and scales. Of tiles a ring of codes, scales and A, in
     /// whose place sums arrive; of E4M3 and few rows of A they have one of their own. Mirror of `SmallMConfig`, `SmallME2m1Config` and `SmallMTileConfig` in `kernels/gemm/`.
     pub(super) fn shared(self, tokens: usize) -> u32 {
         let bytes = match self.shape() {
@@ -140,7 +147,11 @@ impl SmallMBlock {
                 let step = (E4M3_ROWS + tokens) * 128 + tokens * 4 + 16;
                 1024 + warpgroups * (stages * steps * step + E4M3_ROWS * tokens * 4) + 16
             }
-            Shape::E2m1 { warps, .. } => 128 + E2M1_ROWS * tokens * 4 * warps + 16,
+            Shape::E2m1 { pairs, warps, stages, .. } => {
+                // Of a warp's rows 64 bytes of codes, and the block scales of four of them 32 times.
+                let rows = PAIR_ROWS * pairs;
+                128 + warps * (stages * rows * (64 + 16) + rows * tokens * 4) + 16
+            }
             Shape::Tile { e4m3, stages, .. } => {
                 let weights = if e4m3 { TILE_ROWS * 128 + 512 } else { TILE_ROWS * 64 + 1024 };
                 let own_parts = if e4m3 && tokens <= 16 { TILE_ROWS * tokens * 4 + 16 } else { 0 };
@@ -172,7 +183,8 @@ impl SmallMBlock {
 
 /// Rows of B that a block multiplies.
 const E4M3_ROWS: usize = 64;
-const E2M1_ROWS: usize = 32;
+/// Times so many, of E2M1 weights: of one product of the tensor core.
+const PAIR_ROWS: usize = 16;
 /// Those that share tiles of block scales.
 const TILE_ROWS: usize = 128;
 
@@ -236,6 +248,17 @@ impl SmallMConfig {
         SmallMBlock::of(operands).flat_map(|block| Self::SPLITS.map(|split| Self { block, split }))
     }
 
+    /// Whether its blocks must meet in a cluster, which GPUs have since sm_90. Those of tiles may leave their parts of sums in memory instead, for another
+    /// kernel to add in the same order.
+    pub fn needs_clusters(self) -> bool {
+        self.split > 1 && !matches!(self.block.shape(), Shape::Tile { .. })
+    }
+
+    /// Bytes in which a product of m by n leaves the sums over its parts of k, where they do not meet in a cluster.
+    pub(crate) fn parts_bytes(self, clusters: bool, [m, n]: [usize; 2]) -> usize {
+        if clusters || self.split == 1 { 0 } else { self.split as usize * m * n * 4 }
+    }
+
     /// The block.
     pub fn block(self) -> SmallMBlock {
         self.block
@@ -273,7 +296,7 @@ impl SmallMConfig {
             }
             // These begin as other kernels do.
             SmallMBlock::Tile | SmallMBlock::TileE4m3 => None,
-            SmallMBlock::Four | SmallMBlock::Eight => {
+            SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Sixteen | SmallMBlock::Narrow => {
                 let rounds = blocks(self) > self.block.residents(m) * sm_count;
                 let releases = rounds || steps(self) <= 2 || self.leaves_room(blocks(self), m, sm_count);
                 Some((self, u32::from(releases)))
@@ -329,6 +352,8 @@ mod tests {
         assert_eq!(residents(SmallMBlock::Two), [2, 2, 2, 1]);
         assert_eq!(residents(SmallMBlock::Four), [6, 6, 4, 4]);
         assert_eq!(residents(SmallMBlock::Eight), [3, 3, 2, 2]);
+        assert_eq!(residents(SmallMBlock::Sixteen), [1; 4]);
+        assert_eq!(residents(SmallMBlock::Narrow), [2, 2, 1, 1]);
         for block in SmallMBlock::ALL {
             for tokens in block.widths() {
                 assert!(block.shared(*tokens) <= 227 << 10);
@@ -342,11 +367,14 @@ mod tests {
             [1, 16, 17, 32, 33, 48, 49, 64, 65].map(|m| SmallMBlock::Tile.tokens(m)),
             [16, 16, 32, 32, 48, 48, 64, 64, 64]
         );
-        assert_eq!(SmallMBlock::ALL.map(SmallMBlock::most_rows), [32, 32, 32, 16, 16, 64, 64]);
+        assert_eq!(SmallMBlock::ALL.map(SmallMBlock::most_rows), [32, 32, 32, 16, 16, 16, 16, 64, 64]);
         assert_eq!(SmallMOperands::ALL.map(most_rows), [32, 64, 64]);
         assert_eq!(
-            [8, 128, 136].map(|n| [SmallMBlock::Two, SmallMBlock::Four, SmallMBlock::Tile].map(|block| block.tiles(n))),
-            [[1, 4, 1], [2, 4, 1], [3, 8, 2]]
+            [8, 128, 136].map(|n| {
+                [SmallMBlock::Two, SmallMBlock::Four, SmallMBlock::Narrow, SmallMBlock::Tile]
+                    .map(|block| block.tiles(n))
+            }),
+            [[1, 4, 4, 1], [2, 4, 8, 1], [3, 8, 12, 2]]
         );
     }
 
@@ -387,7 +415,7 @@ mod tests {
     #[test]
     fn configurations_of_a_file_are_checked() {
         let read = |text: &str| serde_json::from_str::<SmallMConfig>(text).map_err(|e| e.to_string());
-        for (operands, count) in SmallMOperands::ALL.into_iter().zip([12, 12, 4]) {
+        for (operands, count) in SmallMOperands::ALL.into_iter().zip([12, 20, 4]) {
             assert_eq!(SmallMConfig::all(operands).count(), count);
             for config in SmallMConfig::all(operands) {
                 assert_eq!(config.block().operands(), operands);

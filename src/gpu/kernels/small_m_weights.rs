@@ -2,7 +2,7 @@
 //! kernels decode.
 
 use super::Kernels;
-use super::launch::{Blocks, Kernel, enqueue};
+use super::launch::{Blocks, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
 use super::small_m::InChain;
@@ -67,13 +67,13 @@ impl SmallMWeights {
     }
 
     /// Whether rows of such numbers have a kernel: F16 does not hold what E8M0 scales reach.
-    fn multiplies(self, a: DType) -> bool {
+    pub(crate) fn multiplies(self, a: DType) -> bool {
         let powers = matches!(self, Self::Mxfp4 | Self::Mxfp8);
         a == DType::Bf16 || (a == DType::F16 && !powers)
     }
 
     /// Rows of A and B that have a kernel.
-    fn served() -> impl Iterator<Item = (Self, DType)> {
+    pub(super) fn served() -> impl Iterator<Item = (Self, DType)> {
         let types = [DType::Bf16, DType::F16];
         Self::ALL
             .into_iter()
@@ -81,7 +81,7 @@ impl SmallMWeights {
             .filter(|(weights, a)| weights.multiplies(*a))
     }
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Nvfp4 => "nvfp4",
             Self::Mxfp4 => "mxfp4",
@@ -92,7 +92,7 @@ impl SmallMWeights {
         }
     }
 
-    fn code_bytes(self, n: usize, k: usize) -> usize {
+    pub(super) fn code_bytes(self, n: usize, k: usize) -> usize {
         match self.operands() {
             SmallMOperands::E2m1Weights => n * k / 2,
             SmallMOperands::E4m3Weights | SmallMOperands::Fp8 => n * k,
@@ -100,7 +100,7 @@ impl SmallMWeights {
     }
 
     /// Of the scales that are a part of the sum: what the kernel steps by, and their bytes.
-    fn scales(self, n: usize, k: usize) -> (usize, usize) {
+    pub(super) fn scales(self, n: usize, k: usize) -> (usize, usize) {
         let groups = k.div_ceil(128);
         let tiles = |columns: usize| (k.div_ceil(columns), n.div_ceil(128) * k.div_ceil(columns) * 512);
         match self {
@@ -117,8 +117,12 @@ fn name(block: SmallMBlock, tokens: usize, (weights, a_type): (SmallMWeights, DT
     format!("gemm_small_m_{}_{a_type}_{tokens}_{}", weights.name(), block.name().replace('-', "_"))
 }
 
-/// The kernels of both files.
-pub(super) struct SmallMWeightsKernels(Vec<SmallMWeightsKernel>);
+/// The kernels of all files.
+pub(super) struct SmallMWeightsKernels {
+    all: Vec<SmallMWeightsKernel>,
+    /// Adds parts of sums that lie in memory.
+    join: Kernel,
+}
 
 struct SmallMWeightsKernel {
     block: SmallMBlock,
@@ -143,7 +147,7 @@ impl SmallMWeightsKernels {
                 }
             }
         }
-        Ok(Self(kernels))
+        Ok(Self { all: kernels, join: modules.file("gemm/small_m_join")?.kernel("gemm_small_m_join")? })
     }
 }
 
@@ -174,13 +178,15 @@ pub(crate) struct SmallMWeightsCall<'a> {
     pub(crate) scales: Option<&'a Span<'a>>,
     /// Of A and B.
     pub(crate) outer: [Option<OuterScales<'a>>; 2],
+    /// Where parts of sums are left on GPUs without clusters, as many bytes as [`SmallMConfig::parts_bytes`] says; `None`: there are none.
+    pub(crate) parts: Option<&'a Span<'a>>,
     pub(crate) end: SmallMEnd<'a>,
 }
 
 /// Mirror of the struct of the same name in `kernels/gemm/small_m_e2m1.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct SmallMWeightsProblem {
+pub(super) struct SmallMWeightsProblem {
     m: u32,
     n: u32,
     k: u32,
@@ -192,7 +198,8 @@ struct SmallMWeightsProblem {
     activation: u32,
     releases: u32,
     loads_early: u32,
-    scale_pitch: u32,
+    pub(super) scale_pitch: u32,
+    split: u32,
     alpha: f32,
     beta: f32,
     a: u64,
@@ -203,6 +210,7 @@ struct SmallMWeightsProblem {
     bias: u64,
     residual: u64,
     d: u64,
+    parts: u64,
     stride_a: u64,
     stride_residual: u64,
     stride_d: u64,
@@ -211,21 +219,31 @@ struct SmallMWeightsProblem {
 impl SmallMWeightsCall<'_> {
     /// Every length and alignment against what the kernel touches.
     fn check(&self) -> Result<()> {
-        let Self { m, n, k, a_stride, weights, .. } = *self;
+        let Self { m, n, k, .. } = *self;
         let shape = || format!("m = {m}, n = {n}, k = {k}");
         let block = self.config.block();
         if m > block.most_rows() {
             return Err(too_many_rows(block, shape()));
         }
+        // The grid has 31 bits.
+        if block.tiles(n) * self.config.split() as usize >= 1 << 31 {
+            return Err(Error::shape("A and B", shape(), "n must be at most 2^30", "split the product"));
+        }
+        self.check_memory(n)
+    }
+
+    /// The same without how it is cut, of a B of so many rows.
+    pub(super) fn check_memory(&self, b_rows: usize) -> Result<()> {
+        let Self { m, n, k, a_stride, weights, .. } = *self;
+        let shape = || format!("m = {m}, n = {n}, k = {k}");
         let multiple = if weights.operands() == SmallMOperands::E2m1Weights { E2M1_K_MULTIPLE } else { 16 };
         if k == 0 || !k.is_multiple_of(multiple) || !n.is_multiple_of(8) {
             let rule = format!("k must be a multiple of {multiple} above 0, n a multiple of 8");
             return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
         }
-        // Numbers in the kernel have 32 bits; the grid has 31.
-        let blocks = block.tiles(n) * self.config.split() as usize;
+        // Numbers in the kernel have 32 bits.
         let power = most_k_power(weights.operands());
-        if n > MOST_LENGTH || k > 1 << power || blocks >= 1 << 31 {
+        if b_rows > MOST_LENGTH || k > 1 << power {
             let rule = format!("n must be at most 2^30, k at most 2^{power}");
             return Err(Error::shape("A and B", shape(), rule, "split the product"));
         }
@@ -239,9 +257,9 @@ impl SmallMWeightsCall<'_> {
         }
         check_bytes("A", self.a, extent(m, k, a_stride) * 2)?;
         check_aligned("A", self.a, 16)?;
-        check_bytes("B", self.codes, weights.code_bytes(n, k))?;
+        check_bytes("B", self.codes, weights.code_bytes(b_rows, k))?;
         check_aligned("B", self.codes, 16)?;
-        let (_, bytes) = weights.scales(n, k);
+        let (_, bytes) = weights.scales(b_rows, k);
         match self.scales {
             Some(scales) => {
                 check_bytes("scales of B in the sum", scales, bytes)?;
@@ -258,7 +276,7 @@ impl SmallMWeightsCall<'_> {
             }
             None => {}
         }
-        for (name, outer, rows) in [("scales of A", self.outer[0], m), ("scales of B", self.outer[1], n)] {
+        for (name, outer, rows) in [("scales of A", self.outer[0], m), ("scales of B", self.outer[1], b_rows)] {
             let Some(OuterScales { scales, each }) = outer else { continue };
             check_bytes(name, scales, if each { rows * 4 } else { 4 })?;
             check_aligned(name, scales, 4)?;
@@ -266,7 +284,7 @@ impl SmallMWeightsCall<'_> {
         self.end.check(m, n)
     }
 
-    fn problem(&self, place: &InChain) -> Result<SmallMWeightsProblem> {
+    pub(super) fn problem(&self, place: &InChain) -> Result<SmallMWeightsProblem> {
         let end = self.end.fields()?;
         let step = |outer: Option<OuterScales<'_>>| u32::from(outer.is_some_and(|outer| outer.each));
         Ok(SmallMWeightsProblem {
@@ -282,6 +300,7 @@ impl SmallMWeightsCall<'_> {
             releases: place.releases,
             loads_early: u32::from(place.loads_early),
             scale_pitch: self.weights.scales(self.n, self.k).0 as u32,
+            split: place.config.split(),
             alpha: self.end.alpha,
             beta: self.end.beta,
             a: self.a.address,
@@ -292,6 +311,8 @@ impl SmallMWeightsCall<'_> {
             bias: end.bias,
             residual: end.residual,
             d: end.d,
+            // Other configurations of the plan may be what the memory is for.
+            parts: address(self.parts.filter(|_| place.config.split() > 1)),
             stride_a: self.a_stride as u64,
             stride_residual: end.stride_residual,
             stride_d: end.stride_d,
@@ -314,11 +335,19 @@ impl Kernels {
         };
         let (block, split, serves) = (place.config.block(), place.config.split(), (call.weights, call.a_type));
         let tokens = block.tokens(call.m);
-        let kernels = &self.small_m(stream)?.1.0;
-        let found = kernels.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
+        let kernels = self.small_m_weights(stream)?;
+        let found = kernels.all.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
         let kernel = found.ok_or_else(|| no_such_kernel(block, serves))?.kernel;
+        let clusters = kernel.has_clusters();
+        call.check_parts(clusters)?;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(&place)?)?;
+        let grid = grid.clusters(if clusters { split } else { 1 }).shared(block.shared(tokens));
+        let problem = call.problem(&place)?;
+        enqueue!(stream, kernel, grid, problem)?;
+        if !clusters && split > 1 {
+            let grid = Blocks::new(((call.m * call.n).div_ceil(THREADS as usize), 1), THREADS);
+            enqueue!(stream, kernels.join, grid, problem, call.unit())?;
+        }
         self.enqueued(stream, &place, &call.end)
     }
 }
@@ -349,7 +378,9 @@ mod tests {
     #[test]
     fn the_kernels_are_those_of_the_table() {
         let of = |block: SmallMBlock| match block.shape() {
-            Shape::E2m1 { warps, residents: [few, more] } => Some(format!("{block}, {warps}, {few}, {more}")),
+            Shape::E2m1 { pairs, warps, stages, residents: [few, more] } => {
+                Some(format!("{block}, {pairs}, {warps}, {stages}, {few}, {more}"))
+            }
             Shape::E4m3 { .. } | Shape::Tile { .. } => None,
         };
         assert_eq!(rows(E2M1, "SMALL_M"), SmallMBlock::ALL.into_iter().filter_map(of).collect::<Vec<_>>());
@@ -377,7 +408,7 @@ mod tests {
             tiled[usize::from(!e2m1)] += 1;
             for tokens in SmallMBlock::Four.widths().iter().filter(|_| e2m1) {
                 let nvfp4 = weights == SmallMWeights::Nvfp4;
-                let row = format!("SMALL_M_KERNEL({scales}, {nvfp4}, {a_type}, {number}, {tokens}, block, PARTS, ");
+                let row = format!("SMALL_M_KERNEL({scales}, {nvfp4}, {a_type}, {number}, {tokens}, block, PAIRS, ");
                 assert!(source.contains(&row), "{row}");
                 few += 1;
             }
@@ -441,6 +472,7 @@ mod tests {
             codes: &spans[1],
             scales: (weights != SmallMWeights::Fp8).then_some(&spans[2]),
             outer: [3, 4].map(|i| Some(OuterScales { scales: &spans[i], each })),
+            parts: None,
             end: SmallMEnd {
                 alpha: 1.0,
                 beta: 0.5,
@@ -457,11 +489,13 @@ mod tests {
 
     #[test]
     fn every_length_and_place_is_checked() {
-        use SmallMBlock::{Eight, Four, Tile, TileE4m3};
+        use SmallMBlock::{Eight, Four, Narrow, Sixteen, Tile, TileE4m3};
         use SmallMWeights::{Fp8, Fp8Tiles, Fp8Vectors, Mxfp4, Mxfp8, Nvfp4};
         let of_e2m1 = [
             (Four, [1, 8, 32]),
             (Eight, [7, 136, 416]),
+            (Sixteen, [9, 72, 2080]),
+            (Narrow, [8, 264, 160]),
             (Four, [16, 64, 128]),
             (Tile, [3, 64, 32]),
             (Tile, [64, 136, 416]),

@@ -4,8 +4,10 @@ use super::Linear;
 use super::operand::other_form;
 use super::saved::{Kept, LinearGradientsInto, Made, QuantizedGradient, SavedInput};
 use crate::error::{Error, Result};
-use crate::format::DType;
+use crate::format::{DType, LinearRecipe};
 use crate::gpu::gemm::call::check_alignment;
+use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::formulation::{Facts, Formulation, available};
 use crate::gpu::handle::Handle;
 use crate::gpu::matrix::{MatMut, MatRef, VecRef};
 
@@ -239,10 +241,68 @@ impl Linear {
     }
 }
 
+/// Refuses a recipe of whose products one runs in no way on this GPU and library, before memory is taken for it.
+pub(super) fn check_recipe(
+    recipe: LinearRecipe,
+    [out, features]: [usize; 2],
+    device: &str,
+    facts: Facts,
+) -> Result<()> {
+    // More rows than products of few rows take.
+    const TOKENS: usize = 128;
+    let products = [
+        (recipe.forward(), [TOKENS, out, features]),
+        (recipe.input_gradient(), [TOKENS, features, out]),
+        (recipe.weight_gradient(), [out, features, TOKENS]),
+    ];
+    for (operands, [m, n, k]) in products {
+        let Some([a, b]) = operands.map(|operands| operands.map(|recipe| recipe.scheme())) else { continue };
+        let desc = GemmDesc::new(m, n, k, a, b, DType::F32);
+        let refusal = |way: Formulation| available(&desc, facts, way).err().map(|why| format!("{way}: {why}"));
+        let refusals: Option<Vec<_>> = Formulation::ALL.into_iter().map(refusal).collect();
+        if let Some(refusals) = refusals {
+            return Err(Error::unsupported(
+                format!("a linear layer of {recipe} on {device}"),
+                format!("its product {a} x {b} runs in no way there: {}", refusals.join("; ")),
+                "make it of nvfp4-row or bf16, on sm_89 and newer also of fp8-row or fp8-tensor, or take the CPU (reference::Linear)",
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn check_rows(operand: &str, found: usize, tokens: usize, of: &str) -> Result<()> {
     if found == tokens {
         return Ok(());
     }
     let rule = format!("must have the {tokens} tokens of {of}");
     Err(Error::shape(operand, format!("{found} tokens"), rule, "pass a matrix of that shape"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::lt::quirks::Version;
+
+    /// The column of LinearRecipe's table. (All were taken, and refused with the first product.)
+    #[test]
+    fn recipes_are_refused_where_a_product_of_theirs_does_not_run() {
+        for recipe in LinearRecipe::all() {
+            for cc in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
+                let facts = Facts { cc, version: Version::new(13, 1, 0), sm_count: 100, measured: false };
+                let runs = match recipe {
+                    LinearRecipe::Bf16 | LinearRecipe::Nvfp4Row => true,
+                    LinearRecipe::Fp8Row | LinearRecipe::Fp8Tensor(_) => cc >= (8, 9),
+                    LinearRecipe::Fp8Blockwise => cc == (9, 0),
+                };
+                let checked = check_recipe(recipe, [256, 512], "a GPU", facts);
+                assert_eq!(checked.is_ok(), runs, "{recipe} on {cc:?}: {checked:?}");
+                if let Err(error) = checked {
+                    let error = error.to_string();
+                    let words = format!("a linear layer of {recipe} on a GPU is not supported: its product ");
+                    assert!(error.starts_with(&words) && error.contains("native: "), "{error}");
+                }
+            }
+        }
+    }
 }

@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::format::{DType, DelayedState, KeptInput, LinearRecipe, Recipe, Scheme, pair};
 use crate::gpu::cast::quantize::QuantizeTo;
 use crate::gpu::device::memory::DeviceBuffer;
+use crate::gpu::gemm::formulation::Facts;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{KernelFamily, column_sum_bytes};
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
@@ -111,12 +112,14 @@ impl Linear {
     ///
     /// # Errors
     /// [`Error::Shape`] unless both numbers of features are positive multiples of 16; [`Error::DType`] for 8-bit types;
-    /// [`Error::Unsupported`] inside graph capture; [`Error::Driver`] if there is not enough memory; [`Error::Kernel`].
+    /// [`Error::Unsupported`] for a recipe that this GPU does not run ([`LinearRecipe`]), before anything is allocated, and inside graph capture;
+    /// [`Error::Driver`] if there is not enough memory; [`Error::Kernel`].
     pub fn new(handle: &Handle, weight: &MatRef<'_>, recipe: LinearRecipe, max_tokens: usize) -> Result<Self> {
         let (out, features, dtype) = (weight.rows(), weight.cols(), weight.dtype());
         handle.refuse_capture("making a linear layer")?;
         pair::check_linear((out, features), dtype)?;
         check_max_tokens(max_tokens, out.max(features))?;
+        check::check_recipe(recipe, [out, features], &handle.device().to_string(), Facts::of(handle))?;
         handle.load_kernels(&[KernelFamily::Linear, KernelFamily::Epilogue])?;
         let scheme = |recipe: Recipe| recipe.scheme();
         let quantized = |scheme, rows, cols| QuantMatrix::zeros(handle, scheme, rows, cols);

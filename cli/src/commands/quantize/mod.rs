@@ -5,6 +5,7 @@ mod checks;
 mod fuse;
 mod given;
 mod items;
+mod lost;
 mod plan;
 mod report;
 mod rows;

@@ -40,6 +40,7 @@ impl Report<'_> {
         }
         if let Some(found) = found {
             let name = |at: usize| tensors[at].name.as_str();
+            found.lost.iter().for_each(|(at, lost)| text += &lost.describe(name(*at)));
             text += &given::losses(found.given.iter().map(|(at, given)| (name(*at), given)));
             text += &given::outweighed(found.outweighed.iter().map(|(at, idle)| (name(*at), idle, name(idle.of))));
         }
@@ -97,6 +98,10 @@ impl Report<'_> {
             }
             if let Some(idle) = found.and_then(|found| found.outweighed.get(&at)) {
                 value["given_amax_outweighed"] = idle.value(&tensors[idle.of].name);
+            }
+            if let Some(lost) = found.and_then(|found| found.lost.get(&at)) {
+                value["beyond_fp32"] = json!(lost.beyond);
+                value["became_zeros"] = json!(lost.became_zeros());
             }
             if let Some([own, shared]) = found.and_then(|found| found.shared.get(&at)) {
                 value["sqnr_db_own_scale"] = json!(own);

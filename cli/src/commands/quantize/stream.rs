@@ -12,6 +12,7 @@ use scaled_gemm::{Basis, DType, GivenScale, Recipe, Scheme};
 
 use super::given::{GivenAmax, Outweighed, scale};
 use super::items::Item;
+use super::lost::Lost;
 use super::plan::{Plan, Plans, Weight};
 use super::rows::Rows;
 use crate::coded::Coded;
@@ -50,6 +51,8 @@ pub struct Found {
     pub given: BTreeMap<usize, GivenAmax>,
     /// By tensor, in their order: an amax that was given and is not the one that counts.
     pub outweighed: BTreeMap<usize, Outweighed>,
+    /// By tensor, in their order: of what finite values nothing is left.
+    pub lost: BTreeMap<usize, Lost>,
     /// By tensor: SQNR in dB with its own scale, and with the shared one, of its first rows.
     pub shared: HashMap<usize, [f64; 2]>,
 }
@@ -96,6 +99,7 @@ struct Quantized<'a> {
     non_finite: Option<NonFinite>,
     cost: Option<[f64; 2]>,
     given: Option<GivenAmax>,
+    lost: Option<Lost>,
     /// Nothing where these rows alone are refused, or the scale of the whole.
     part: Option<Coded>,
 }
@@ -280,7 +284,7 @@ impl<'a> Stream<'a> {
         let (name, weight, first, whole) = (&plans.items[piece.at].name, piece.weight, piece.rows.start, piece.whole);
         let x = x.map_or_else(|| input.plain_rows(name, piece.rows.clone(), buffers.take()), Ok)?;
         let bytes = x.bytes().len() as u64;
-        let mut done = Quantized { piece, bytes, non_finite: None, cost: None, given: None, part: None };
+        let mut done = Quantized { piece, bytes, non_finite: None, cost: None, given: None, lost: None, part: None };
         if !x.is_finite() {
             let counts = done.non_finite.insert(NonFinite::default());
             counts.add_rows(&x.to_f32(), first);
@@ -306,12 +310,14 @@ impl<'a> Stream<'a> {
             done.cost = Some(cost).filter(|cost| cost.iter().all(|db| db.is_finite()));
         }
         let given = whole.map(|whole| Ok::<_, Failure>((given(dialect, weight, whole.shared)?, first))).transpose()?;
-        done.part = Some(match weight.target {
+        let part = match weight.target {
             Target::Recipe(recipe) => {
                 Coded::Quantized(caster.quantize_part(&x, recipe, given, buffers.take_codes())?)
             }
             Target::Cast(recipe) => Coded::Cast(caster.cast(&x, recipe)?),
-        });
+        };
+        done.lost = Some(Lost::of(&x, &part));
+        done.part = Some(part);
         if let (Some(Whole { shared, is_given: true, .. }), Some(Coded::Quantized(codes)), Target::Recipe(recipe)) =
             (whole, &done.part, weight.target)
         {
@@ -371,6 +377,9 @@ fn collect<'a>(
             Err(_) => return Ok(None),
             Ok(()) => {}
         }
+    }
+    if let Some(lost) = done.lost {
+        found.lost.entry(at).and_modify(|before| *before = before.with(lost)).or_insert(lost);
     }
     if let Some(given) = done.given {
         let sum = found.given.entry(at).or_default();

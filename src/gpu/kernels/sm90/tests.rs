@@ -71,7 +71,7 @@ fn check_places(
         residual: Some((&spans[8], d_stride, DType::F16)),
         groups: slots.map(|(count, slot_rows)| {
             let rows = if slot_rows == 0 { Sm90Rows::Starts(&spans[6]) } else { Sm90Rows::Slots(slot_rows) };
-            Sm90Groups { count, along: Sm90Along::Rows, rows, counts: &spans[5] }
+            Sm90Groups { count, along: Sm90Along::Rows, rows, counts: &spans[5], scales: [false; 2] }
         }),
         end: Sm90End::Numbers,
     };
@@ -377,6 +377,7 @@ fn groups_of_k_have_one_a_and_b_and_many_d() {
                 along: Sm90Along::K,
                 rows: if slot == 0 { Sm90Rows::Starts(&spans[6]) } else { Sm90Rows::Slots(slot) },
                 counts: &spans[5],
+                scales: [false; 2],
             }),
             end: Sm90End::Numbers,
         };
@@ -432,7 +433,7 @@ fn groups_of_k_have_1x128_scales_on_both_sides() {
         bias: None,
         activation: Activation::None,
         residual: None,
-        groups: Some(Sm90Groups { count: 1, along, rows: Sm90Rows::Slots(128), counts: &all }),
+        groups: Some(Sm90Groups { count: 1, along, rows: Sm90Rows::Slots(128), counts: &all, scales: [false; 2] }),
         end: Sm90End::Numbers,
     };
     call(Sm90Scales::Vectors, Sm90Along::K).check().unwrap();

@@ -1,4 +1,8 @@
-//! [`Handle::fused_gemm`]: a product and the pass behind it in one kernel, whole or of groups of rows: SwiGLU of two products, and results in codes.
+//! [`Handle::fused_gemm`]: a product and the pass behind it in one kernel, whole or of groups of rows: SwiGLU of two products, and results in codes. Of FP8
+//! operands by the kernels of `sm90`; SwiGLU of few rows by those of `small-m` (`few_rows`).
+
+mod few_rows;
+mod two_steps;
 
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -6,12 +10,13 @@ use crate::format::{Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, Operand,
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::formulation::HOPPER;
 use crate::gpu::gemm::sm90_rules;
-use crate::gpu::grouped::GroupedRows;
+use crate::gpu::grouped::{GroupedA, GroupedRows, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     KernelFamily, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
+    SmallMConfig, SmallMWeights,
 };
-use crate::gpu::matrix::{MatMut, QuantMatrix, QuantSpans, VecRef};
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
 /// Where the result goes.
 pub enum FusedOut<'a> {
@@ -42,10 +47,10 @@ impl FusedOut<'_> {
     }
 }
 
-/// The operands of one product with the pass behind it. A: `fp8-1x128:e4m3`, m x k; B: `fp8-128x128:e4m3`, of columns k. Sums are FP32 from one block of 128
-/// along k to the next; what follows is computed in FP32, and nothing is rounded in between.
+/// The operands of one product with the pass behind it. A: `fp8-1x128:e4m3`, m x k; B: `fp8-128x128:e4m3`, of columns k; or both as
+/// [`FusedGemmArgs::swiglu_weight_only`] says. Sums are FP32 from one block of 128 along k to the next; what follows is computed in FP32, and nothing is rounded in between.
 pub struct FusedGemmArgs<'a> {
-    a: &'a QuantMatrix,
+    a: GroupedA<'a>,
     b: &'a QuantMatrix,
     d: FusedOut<'a>,
     swiglu: bool,
@@ -56,6 +61,20 @@ pub struct FusedGemmArgs<'a> {
     recipe: Fp8Recipe,
     expected_rows: Option<usize>,
     config: Option<Sm90Config>,
+    small_m_config: Option<SmallMConfig>,
+    batch_invariant: bool,
+}
+
+/// The most plain rows without groups: for more the codes are better decoded once, for all of them.
+const MOST_PLAIN_ROWS: usize = 64;
+
+/// Which kernels multiply.
+enum Way<'a> {
+    Sm90(&'a QuantMatrix),
+    /// The products, and a pass over them.
+    Sm90InSteps(&'a QuantMatrix, Sm90Config),
+    SmallM(&'a QuantMatrix, SmallMConfig),
+    FewRows(SmallMWeights, few::Gated),
 }
 
 impl<'a> FusedGemmArgs<'a> {
@@ -63,15 +82,32 @@ impl<'a> FusedGemmArgs<'a> {
     /// 2n x k, n a multiple of 128 and k of 16. D, m x n: numbers, or codes for the next product. In the arithmetic of
     /// [`reference::swiglu`](crate::reference::swiglu) of the two products in FP32.
     pub fn swiglu(a: &'a QuantMatrix, b: &'a QuantMatrix, d: impl Into<FusedOut<'a>>) -> Self {
-        Self::of(a, b, d.into(), true)
+        Self::of(GroupedA::Quantized(a), b, d.into(), true)
+    }
+
+    /// The same with plain activations, for decode: A BF16 or F16, m x k, its rows any multiple of 16 bytes apart; B of a scheme that
+    /// [`GroupedGemmArgs::weight_only`](crate::GroupedGemmArgs::weight_only) multiplies, k a multiple of 16, of 32 with E2M1 codes. D: BF16, F16 or F32. Both matrices are read once, side by side, for up
+    /// to 32 rows (of a group, with [`FusedGemmArgs::groups`]), and from L2 for more; without groups m is at most 64. In the arithmetic of
+    /// [`reference::swiglu`](crate::reference::swiglu) of the two products in FP32.
+    ///
+    /// ```no_run
+    /// use scaled_gemm::{FusedGemmArgs, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, Result};
+    ///
+    /// /// `gate_up` holds the rows of gate, then those of up, in NVFP4; `hidden` has half as many columns, in BF16.
+    /// fn half_a_layer(handle: &Handle, x: MatRef<'_>, gate_up: &QuantMatrix, hidden: MatMut<'_>) -> Result<()> {
+    ///     handle.fused_gemm(FusedGemmArgs::swiglu_weight_only(x, gate_up, hidden))
+    /// }
+    /// ```
+    pub fn swiglu_weight_only(a: MatRef<'a>, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
+        Self::of(GroupedA::Plain(a), b, FusedOut::Plain(d), true)
     }
 
     /// `D = quantize(activation(alpha A Bᵀ + bias))`, m x n, n and k multiples of 16: the bytes of [`Handle::quantize_into`] of the product in FP32.
     pub fn quantized(a: &'a QuantMatrix, b: &'a QuantMatrix, d: &'a mut QuantMatrix) -> Self {
-        Self::of(a, b, FusedOut::Quantized(d), false)
+        Self::of(GroupedA::Quantized(a), b, FusedOut::Quantized(d), false)
     }
 
-    fn of(a: &'a QuantMatrix, b: &'a QuantMatrix, d: FusedOut<'a>, swiglu: bool) -> Self {
+    fn of(a: GroupedA<'a>, b: &'a QuantMatrix, d: FusedOut<'a>, swiglu: bool) -> Self {
         Self {
             a,
             b,
@@ -84,6 +120,8 @@ impl<'a> FusedGemmArgs<'a> {
             recipe: Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3),
             expected_rows: None,
             config: None,
+            small_m_config: None,
+            batch_invariant: false,
         }
     }
 
@@ -119,9 +157,20 @@ impl<'a> FusedGemmArgs<'a> {
         Self { expected_rows: Some(rows), ..self }
     }
 
-    /// This configuration and no other: `128x128` or `64x128`, of codes without SwiGLU also `256x128`. Results are the same in every bit.
+    /// This configuration of `sm90` and no other: `128x128` or `64x128`, of codes without SwiGLU also `256x128`. Results are the same in every bit. Not of a plain A.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
+    }
+
+    /// This configuration of `small-m` and no other: of FP8 operands, for SwiGLU of at most 32 rows without groups.
+    pub fn small_m_config(self, config: SmallMConfig) -> Self {
+        Self { small_m_config: Some(config), ..self }
+    }
+
+    /// Whether a row of D must have the same bits whatever m is; not unless told. Whichever rows stand beside it, it has them anyway, and in groups
+    /// and from 33 rows on whatever m is, too: for fewer the parts of k follow m.
+    pub fn batch_invariant(self, batch_invariant: bool) -> Self {
+        Self { batch_invariant, ..self }
     }
 
     /// Matrices in B, of each group.
@@ -135,9 +184,52 @@ impl<'a> FusedGemmArgs<'a> {
         [m, n, self.a.cols()]
     }
 
-    /// Refuses what the kernels do not read, and operands that do not fit together.
-    fn check(&self, handle: &Handle) -> Result<()> {
-        let Self { a, b, swiglu, .. } = self;
+    /// Which kernels multiply these operands.
+    fn way(&self, handle: &Handle) -> Result<Way<'a>> {
+        match &self.a {
+            GroupedA::Quantized(a) => {
+                self.check_pair(handle, a)?;
+                self.check_shapes(handle)?;
+                Ok(match self.small_m(handle.device().sm_count as usize)? {
+                    Some(config) => Way::SmallM(a, config),
+                    None => match self.in_steps(handle.device().sm_count as usize) {
+                        Some(config) => Way::Sm90InSteps(a, config),
+                        None => Way::Sm90(a),
+                    },
+                })
+            }
+            GroupedA::Plain(a) => {
+                let weights = few::served(handle, a, self.b)?;
+                if self.config.is_some() || self.small_m_config.is_some() {
+                    let remedy = "leave it out";
+                    return Err(Error::unsupported(
+                        "a configuration of sm90 or small-m for a plain A",
+                        "other kernels multiply it",
+                        remedy,
+                    ));
+                }
+                self.check_shapes(handle)?;
+                if self.groups.is_none() && a.rows() > MOST_PLAIN_ROWS {
+                    return Err(Error::shape(
+                        "A",
+                        format!("{} x {}", a.rows(), a.cols()),
+                        format!("plain rows with SwiGLU in the kernel are at most {MOST_PLAIN_ROWS}"),
+                        "quantize A as fp8-1x128 and multiply fp8-128x128 weights, or pass as many rows at a time",
+                    ));
+                }
+                let config = match self.groups {
+                    None if self.batch_invariant => few::config(weights, a.rows(), a.cols()).map(few::Gated::Tiles),
+                    Some(_) => few::config(weights, self.usual_rows(), a.cols()).map(few::Gated::Tiles),
+                    None => few::gated(weights, [a.rows(), self.b.rows(), a.cols()], handle.device().sm_count as usize),
+                };
+                Ok(Way::FewRows(weights, config?))
+            }
+        }
+    }
+
+    /// Refuses what the kernels of `sm90` do not read.
+    fn check_pair(&self, handle: &Handle, a: &QuantMatrix) -> Result<()> {
+        let Self { b, swiglu, .. } = self;
         let (vec, blk) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
         let (major, minor) = handle.device().compute_capability;
         let after = if *swiglu { "SwiGLU" } else { "a cast" };
@@ -162,7 +254,13 @@ impl<'a> FusedGemmArgs<'a> {
         if (a.scheme(), b.scheme()) != (vec, blk) {
             return refuse(format!("a product with {after} in its kernel is of {vec} and {blk}"));
         }
-        pair::check_basis(a.basis(), b.basis())?;
+        pair::check_basis(a.basis(), b.basis())
+    }
+
+    /// Refuses operands that do not fit together.
+    fn check_shapes(&self, handle: &Handle) -> Result<()> {
+        let Self { a, b, swiglu, .. } = self;
+        let vec = Scheme::Fp8Group1x128(Fp8Format::E4M3);
         let [m, n, k] = self.mnk();
         if k == 0 || !k.is_multiple_of(16) {
             let rule = "must be a multiple of 16 above 0";
@@ -258,26 +356,21 @@ impl<'a> FusedGemmArgs<'a> {
                 "store the products, and apply them in calls of their own",
             ));
         }
-        if let Some(bias) = &self.bias {
-            if !matches!(bias.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
-                return Err(Error::dtype("bias", bias.dtype(), "is not bf16, f16 or f32", "convert it first"));
-            }
-            if bias.len() != b.rows() {
-                let rule = format!("must have {}, one for each row of B", b.rows());
-                return Err(Error::shape("bias", format!("{} numbers", bias.len()), rule, "pass as many"));
-            }
-        }
-        Ok(())
+        self.bias.as_ref().map_or(Ok(()), |bias| bias.check_bias(groups, n))
+    }
+
+    /// Rows of a group, or all.
+    fn usual_rows(&self) -> usize {
+        let [m, ..] = self.mnk();
+        let rows = self.groups.as_ref().map_or(m, |(groups, rows)| rows.expected(*groups, m));
+        self.expected_rows.unwrap_or(rows).clamp(1, m.max(1))
     }
 
     /// The configuration asked for, or the one that should be fastest.
     fn chosen(&self, sm_count: usize) -> Sm90Config {
-        let [m, n, k] = self.mnk();
-        let (groups, rows) = match &self.groups {
-            None => (1, m),
-            Some((groups, rows)) => (*groups, rows.expected(*groups, m)),
-        };
-        let mnk = [self.expected_rows.unwrap_or(rows).clamp(1, m.max(1)), n, k];
+        let [_, n, k] = self.mnk();
+        let groups = self.groups.as_ref().map_or(1, |(groups, _)| *groups);
+        let mnk = [self.usual_rows(), n, k];
         self.config.unwrap_or_else(|| sm90_rules::cast_order(self.swiglu, groups, mnk, sm_count)[0])
     }
 
@@ -286,7 +379,7 @@ impl<'a> FusedGemmArgs<'a> {
     /// # Errors
     /// As [`Handle::fused_gemm`], but for what memory itself is asked: lengths of counts and starts, alignment and row stride of D, overlap.
     pub fn explain(&self, handle: &Handle) -> Result<String> {
-        self.check(handle)?;
+        let way = self.way(handle)?;
         let [m, n, k] = self.mnk();
         let of = self.groups.as_ref().map_or(String::new(), |(groups, _)| format!("{groups} groups, "));
         let what = if self.swiglu { "SwiGLU of two products" } else { "a product" };
@@ -294,22 +387,46 @@ impl<'a> FusedGemmArgs<'a> {
             FusedOut::Plain(d) => d.dtype().to_string(),
             FusedOut::Quantized(d) => d.scheme().to_string(),
         };
+        let (launch, because) = match way {
+            Way::Sm90(_) => {
+                (self.chosen(handle.device().sm_count as usize).to_string(), "our kernels for sm_90 serve this pair")
+            }
+            Way::Sm90InSteps(_, config) => (
+                format!("{config} for both products, and a pass over them"),
+                "its tiles fill the GPU better than those of one kernel, and the bits are the same",
+            ),
+            Way::SmallM(_, config) => {
+                (format!("small-m, {config}"), "of few rows one pass over both matrices is the fastest")
+            }
+            Way::FewRows(_, config) => (format!("small-m, {config}"), "A is plain: weights are decoded"),
+        };
+        let scratch = match way {
+            Way::SmallM(..) if self.hidden_bytes() > 0 => {
+                format!(", and the quantizer behind it; {} bytes of scratch memory", self.hidden_bytes())
+            }
+            Way::Sm90InSteps(..) => format!("; {} bytes of scratch memory", self.both_bytes()),
+            Way::FewRows(_, gated) if few::FewWay::Gated(gated).scratch_bytes([m, n]) > 0 => {
+                format!("; {} bytes of scratch memory", few::FewWay::Gated(gated).scratch_bytes([m, n]))
+            }
+            _ => "; no scratch memory".to_string(),
+        };
         Ok(format!(
-            "{of}m = {m}, n = {n}, k = {k}: {what} to {to}\n  one launch of {}; no scratch memory\n  because our kernels for sm_90 serve this pair",
-            self.chosen(handle.device().sm_count as usize)
+            "{of}m = {m}, n = {n}, k = {k}: {what} to {to}\n  one launch of {launch}{scratch}\n  because {because}"
         ))
     }
 }
 
 impl Handle {
-    /// A product and what follows it, in one launch: [`FusedGemmArgs::swiglu`] and [`FusedGemmArgs::quantized`]. The pass between the products of an MLP,
-    /// which reads and writes its hidden layer in memory, is gone. Codes cost nothing beside the product at most sizes; SwiGLU is faster than a product and a pass from about 1024 rows
-    /// on, and for 64 rows of a very wide layer, and slower in between, where its tiles of twice the columns fill the GPU worse (docs/performance.md).
+    /// A product and what follows it, in one launch, or two where that is faster ([`FusedGemmArgs::explain`]): [`FusedGemmArgs::swiglu`], [`FusedGemmArgs::swiglu_weight_only`] and [`FusedGemmArgs::quantized`]. The pass between the products of an MLP,
+    /// which reads and writes its hidden layer in memory, is gone. Codes cost nothing beside the product at most sizes. SwiGLU is faster than the planned product and a pass up to 16 rows, and 32 of a narrow layer, where
+    /// `small-m` reads both matrices side by side (to codes with the quantizer behind it), from about 1024 rows on, and for 32 rows and more of a very wide layer. In between tiles of twice the columns fill the GPU
+    /// worse: there it takes two steps of `sm90`, or is up to 1.3 times as slow as what the library plans for the product (docs/performance.md).
     ///
-    /// A row of D has the same bits whatever m is and whichever rows stand beside it, in every configuration. D must not overlap A, B, a bias, and where groups lie. What is derived of a
+    /// A row of D has the same bits whichever rows stand beside it, and in groups, from 33 rows on and with [`FusedGemmArgs::batch_invariant`] whatever m is. D must not overlap A, B, a bias, and where groups lie. What is derived of a
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.
     ///
-    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`]) it allocates nothing and waits for nothing:
+    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows and two steps, with
+    /// [`KernelFamily::Fp8`] where few become codes, [`KernelFamily::SmallMGroups`] and [`KernelFamily::SmallMWeights`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches ([`FusedGemmArgs::explain`]), and waits for nothing:
     /// safe inside graph capture. Groups may have other places and counts at each launch.
     ///
     /// ```no_run
@@ -327,13 +444,18 @@ impl Handle {
     /// [`Error::Unsupported`] for other recipes and configurations, operands of two bases or of another GPU, and in a capture for kernels that are not loaded and
     /// borrowed memory; [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
     pub fn fused_gemm(&self, mut args: FusedGemmArgs<'_>) -> Result<()> {
-        args.check(self)?;
+        let a = match args.way(self)? {
+            Way::Sm90(a) => a,
+            Way::Sm90InSteps(a, config) => return args.multiply_in_steps(self, a, config),
+            Way::SmallM(a, config) => return args.multiply_codes(self, a, config),
+            Way::FewRows(weights, config) => return args.multiply_plain(self, weights, config),
+        };
         let config = args.chosen(self.device().sm_count as usize);
         let [m, n, k] = args.mnk();
         let (queue, kernels) = (self.queue(), self.kernels());
         kernels.load(queue, KernelFamily::Sm90)?;
         let _turn = queue.turn();
-        let FusedGemmArgs { a, b, d, swiglu, groups, alpha, bias, activation, recipe, .. } = &mut args;
+        let FusedGemmArgs { b, d, swiglu, groups, alpha, bias, activation, recipe, .. } = &mut args;
         {
             let order = queue.order();
             let (a, b) = (a.read(&order)?, b.read(&order)?);

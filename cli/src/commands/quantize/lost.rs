@@ -1,0 +1,104 @@
+//! Finite values of which a recipe keeps nothing: those whose codes and scales come to infinity, and matrices that became zeros.
+
+use scaled_gemm::checkpoint::{PlainRows, printable};
+use scaled_gemm::codec::decode_block_scale;
+use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, reference};
+
+use crate::coded::Coded;
+use crate::data::undo_hadamard;
+use crate::output::count;
+
+/// Scales from which on a value may be beyond FP32: no code is above 57344, which is less than 2^16.
+const LARGE: f32 = (1u128 << 112) as f32;
+/// Scales up to which values may be zeros: the least code is 2^-16, and with a larger scale FP32 holds the value.
+const SMALL: f32 = 1.0 / LARGE;
+
+/// What of some rows, or of a matrix, is lost.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lost {
+    /// Finite values that come back infinite.
+    pub beyond: usize,
+    /// All that comes back is zero.
+    zeros: bool,
+    /// Not all was. Of interest where all that comes back is.
+    not_zero: bool,
+}
+
+impl Lost {
+    /// Of rows and what was made of them. They are dequantized only where scales or codes are such that values may be lost.
+    pub fn of(x: &PlainRows, part: &Coded) -> Self {
+        let (scale, is_zero) = (largest_scale(part), is_zero(part));
+        if scale > SMALL && scale < LARGE && !is_zero {
+            return Self::default();
+        }
+        if is_zero && x.amax() == 0.0 {
+            return Self { zeros: true, ..Self::default() };
+        }
+        let mut back = match part {
+            Coded::Quantized(q) => reference::dequantize(q, DType::F32),
+            Coded::Cast(q) => reference::cast_back(q, DType::F32),
+        };
+        if part.basis() != Basis::Plain {
+            undo_hadamard(&mut back);
+        }
+        let beyond = x.to_f32().iter().zip(&back).filter(|(x, back)| x.is_finite() && back.is_infinite()).count();
+        Self { beyond, zeros: back.iter().all(|value| *value == 0.0), not_zero: x.amax() > 0.0 }
+    }
+
+    /// With that of rows that come after.
+    pub fn with(self, later: Self) -> Self {
+        Self {
+            beyond: self.beyond + later.beyond,
+            zeros: self.zeros && later.zeros,
+            not_zero: self.not_zero || later.not_zero,
+        }
+    }
+
+    /// Whether all values of a matrix became zeros that were not all.
+    pub fn became_zeros(&self) -> bool {
+        self.zeros && self.not_zero
+    }
+
+    /// Lines for the result, where there is something to say.
+    pub fn describe(&self, name: &str) -> String {
+        let (mut text, name) = (String::new(), printable(name));
+        if self.beyond > 0 {
+            text += &format!(
+                "{name}: {} beyond FP32 as they were quantized, and come back infinite; scale them down, or round the scales otherwise \
+                 (mxfp8, mxfp4: --mx-rounding floor)\n",
+                count(self.beyond, "value is", "values are")
+            );
+        }
+        if self.became_zeros() {
+            text += &format!(
+                "{name}: all its values became 0, and not all were; scale them up, or leave the matrix as it is (--exclude)\n"
+            );
+        }
+        text
+    }
+}
+
+/// The largest FP32 scale, times the largest of blocks. NaN does not count.
+fn largest_scale(part: &Coded) -> f32 {
+    let largest = |scales: &[f32]| scales.iter().fold(0.0f32, |most, scale| most.max(scale.abs()));
+    let q = match part {
+        Coded::Cast(q) => return largest(q.scales()),
+        Coded::Quantized(q) => q,
+    };
+    let whole = if q.scales().is_empty() { 1.0 } else { largest(q.scales()) };
+    let Some(block) = q.scheme().spec().block else { return whole };
+    let nan = if block.format == BlockScaleFormat::Ue8m0 { 0xFF } else { 0x7F };
+    // Both formats are in the order of their bytes.
+    let byte = q.block_scales().iter().copied().filter(|byte| *byte != nan).max();
+    whole * byte.map_or(0.0, |byte| decode_block_scale(block.format, byte))
+}
+
+/// Whether all codes are zero, of either sign.
+fn is_zero(part: &Coded) -> bool {
+    let (codes, format) = match part {
+        Coded::Quantized(q) => (q.logical_codes(), q.scheme().spec().format),
+        Coded::Cast(q) => (q.codes(), q.scheme().format()),
+    };
+    let mask = if format == CodeFormat::E2M1 { 0x77 } else { 0x7F };
+    codes.iter().all(|byte| byte & mask == 0)
+}

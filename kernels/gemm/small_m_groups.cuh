@@ -1,0 +1,99 @@
+// Products of groups of few rows of 16-bit numbers, each group with a matrix of E2M1 or E4M3 codes of its own, on Hopper: the experts of a layer. Also of
+// one matrix, where B has two that are multiplied side by side ("gated").
+//
+// Clusters are persistent, but where all rows are one group's: each walks the parts of D with its own number modulo the grid, and computes each as small_m_tile.cuh does, in the same order of
+// sums: a row has the bits that its product alone has, split likewise. What device memory says of the groups decides which parts there are, so that
+// the matrices of groups without rows are not read. More rows of a group than TOKENS are parts one behind the other in the walk: clusters that run at once multiply
+// them, and all but one find the codes in L2.
+#pragma once
+#include "gemm/groups.cuh"
+#include "gemm/small_m_tile.cuh"
+
+// Mirror of the struct of the same name in src/gpu/kernels/small_m_groups.rs. `m` of the problem is A's rows, `n` the columns of D, a multiple of 128.
+struct SmallMGroups {
+    const i64* starts;  // first rows; null: in slots
+    const i64* counts;  // rows
+    u32 groups;         // 0: all rows are one group's
+    u32 slot_rows, gated;
+};
+
+// The parts of D of a cluster, in order. Every warp walks for itself.
+template <u32 TOKENS> struct SmallMWalk {
+    const SmallMWeightsProblem& p;
+    const SmallMGroups& g;
+    u32 first_group, base, end, upto, units, start, count, largest;
+
+    __device__ __forceinline__ SmallMWalk(const SmallMWeightsProblem& p, const SmallMGroups& g) : p(p), g(g), first_group(0), end(0), largest(0) {
+        if (!g.groups) return;
+        // All lines on their way at once: the walk finds them in L1.
+        for (u32 at = threadIdx.x * 16; at < g.groups; at += blockDim.x * 16) {
+            if (g.starts) touch(g.starts + at);
+            touch(g.counts + at);
+        }
+        load();
+    }
+    __device__ __forceinline__ static void touch(const i64* p) {
+        i64 unused;
+        asm volatile("ld.global.s64 %0, [%1];" : "=l"(unused) : "l"(p));
+    }
+    // Of a product that is gated, halves of as many columns.
+    __device__ __forceinline__ u32 tiles() const { return p.n / (g.gated ? 64 : 128); }
+
+    __device__ __forceinline__ void load() {
+        load_32_groups<4>(g, p.m, first_group, largest, start, count);
+        units = (count + TOKENS - 1) / TOKENS * tiles();
+        upto = units;
+#pragma unroll
+        for (u32 step = 1; step < 32; step *= 2) {
+            const u32 before = __shfl_up_sync(0xFFFFFFFFu, upto, step);
+            if (threadIdx.x % 32 >= step) upto += before;
+        }
+        base = end;
+        end += __shfl_sync(0xFFFFFFFFu, upto, 31);
+    }
+
+    // Which part unit number `unit` is; numbers increase. All lanes of a warp together.
+    __device__ __forceinline__ bool find(u32 unit, SmallMPlace& part) {
+        u32 group = 0, inside = unit, rows = p.m, row = 0;
+        if (g.groups) {
+            while (unit >= end) {
+                first_group += 32;
+                if (first_group >= g.groups) return false;
+                load();
+            }
+            const u32 lane = __ffs(__ballot_sync(0xFFFFFFFFu, unit - base < upto)) - 1;
+            group = first_group + lane;
+            inside = unit - base - __shfl_sync(0xFFFFFFFFu, upto - units, lane);
+            rows = __shfl_sync(0xFFFFFFFFu, count, lane);
+            row = __shfl_sync(0xFFFFFFFFu, start, lane);
+        }
+        const u32 chunks = (rows + TOKENS - 1) / TOKENS, tile = inside / chunks, from = (inside - tile * chunks) * TOKENS;
+        if (tile >= tiles()) return false;  // of one group
+        part.m = min(rows - from, TOKENS);
+        part.row = row + from;
+        part.b_row = group * p.n * (g.gated ? 2 : 1);
+        part.gated = g.gated;
+        part.col = tile * part.columns();
+        return true;
+    }
+};
+
+template <class C> __device__ __forceinline__ void small_m_groups(const SmallMWeightsProblem& p, const SmallMGroups& g) {
+    SmallMWalk<C::TOKENS> walk(p, g);
+    SmallMPlace part;
+    part.round = 0;
+    for (u32 unit = blockIdx.x / cluster_size(); walk.find(unit, part); unit += gridDim.x / cluster_size()) {
+        // Nobody reads what the part before left in shared memory.
+        if (part.round > 0) __syncthreads();
+        small_m_tile<C>(p, part);
+        part.round++;
+    }
+}
+
+// A kernel of the tables in small_m_groups_e2m1.cu and small_m_groups_e4m3.cu.
+#define SMALL_M_GROUPS_KERNEL(scales, WEIGHTS, number, Number, tokens, RING, BLOCKS)                                             \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
+        gemm_small_m_groups_##scales##_##number##_##tokens(SmallMWeightsProblem p, SmallMGroups g) {                             \
+        begin();                                                                                                                 \
+        small_m_groups<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p, g);                                          \
+    }

@@ -1,0 +1,121 @@
+//! SwiGLU of two products of few rows, one pass over both matrices: of FP8 operands by `small-m`, of plain rows by the kernels of [`few`]. Codes of the result by
+//! the quantizer behind it.
+
+use super::{FusedGemmArgs, FusedOut, check_apart};
+use crate::epilogue::Activation;
+use crate::error::{Error, Result};
+use crate::format::{Basis, DType};
+use crate::gpu::device::memory::Span;
+use crate::gpu::gemm::small_m_rules;
+use crate::gpu::grouped::{GroupedA, few};
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{
+    Input, KernelFamily, Output, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,
+};
+use crate::gpu::matrix::QuantMatrix;
+
+impl<'a> FusedGemmArgs<'a> {
+    /// The configuration of `small-m` for FP8 operands: the one asked for, or the one that should be fastest where it is before `sm90`.
+    pub(super) fn small_m(&self, sm_count: usize) -> Result<Option<SmallMConfig>> {
+        let [m, n, k] = self.mnk();
+        if let Some(config) = self.small_m_config {
+            let operands = config.block().operands();
+            if !self.swiglu || self.groups.is_some() || operands != SmallMOperands::Fp8 || self.config.is_some() {
+                return Err(Error::unsupported(
+                    format!("{config} of small-m in a product with the pass behind it"),
+                    "it is for SwiGLU of FP8 operands without groups, and for no configuration of sm90 beside it",
+                    "leave it out",
+                ));
+            }
+            if m > config.block().most_rows() {
+                let rule =
+                    format!("must have at most {} rows in blocks of {}", config.block().most_rows(), config.block());
+                return Err(Error::shape("A", format!("{m} x {k}"), rule, "leave the configuration out"));
+            }
+            return Ok(Some(config));
+        }
+        let few = self.swiglu && self.groups.is_none() && self.config.is_none() && !self.batch_invariant;
+        // Of both products the same rows as of one, where its alternative has a pass behind it (H200, 2026-11, the record of experts: 32 x 2048 x 7168 13 us for 31 in the kernel of
+        // `sm90`; 32 x 18432 x 7168 87 for 80 by `sm90` and a pass).
+        if !few || m > 32 || !small_m_rules::is_first(SmallMScales::Blocks, false, [m, 2 * n, k]) {
+            return Ok(None);
+        }
+        Ok(small_m_rules::order(SmallMOperands::Fp8, [m, 2 * n, k], sm_count).first().copied())
+    }
+
+    /// Scratch memory of SwiGLU of few rows to codes: the hidden layer in FP32.
+    pub(super) fn hidden_bytes(&self) -> usize {
+        let [m, n, _] = self.mnk();
+        if matches!(self.d, FusedOut::Quantized(_)) { m * n * 4 } else { 0 }
+    }
+
+    /// SwiGLU of FP8 operands.
+    pub(super) fn multiply_codes(&mut self, handle: &Handle, a: &QuantMatrix, config: SmallMConfig) -> Result<()> {
+        let [m, n, k] = self.mnk();
+        let (queue, kernels) = (handle.queue(), handle.kernels());
+        kernels.load(queue, KernelFamily::SmallM)?;
+        let bytes = self.hidden_bytes();
+        if bytes > 0 {
+            kernels.load(queue, KernelFamily::Fp8)?;
+            handle.reserve_scratch(bytes)?;
+        }
+        let _turn = queue.turn();
+        let FusedGemmArgs { b, d, alpha, recipe, .. } = self;
+        {
+            let order = queue.order();
+            let (a, b) = (a.read(&order)?, b.read(&order)?);
+            let multiply = |d: &Span<'_>, d_stride: usize, d_type: DType| {
+                check_apart("A", &a, d)?;
+                check_apart("B", &b, d)?;
+                let end = SmallMEnd {
+                    alpha: *alpha,
+                    beta: 0.0,
+                    bias: None,
+                    activation: Activation::Silu,
+                    residual: None,
+                    d,
+                    d_stride,
+                    d_type,
+                };
+                let (codes, scales) = ([&a.codes, &b.codes], [&a.scales, &b.scales]);
+                let layout = SmallMScales::Blocks;
+                kernels.small_m_product(queue, &SmallMCall { config, gated: true, m, n, k, codes, scales, layout, end })
+            };
+            match d {
+                FusedOut::Plain(d) => {
+                    let (stride, dtype) = (d.row_stride(), d.dtype());
+                    multiply(&d.data_mut().at(&order)?, stride, dtype)?;
+                }
+                FusedOut::Quantized(d) => {
+                    let (out, hidden) = (d.write(&order)?, handle.scratch(bytes)?);
+                    for written in [&out.codes, &out.scales] {
+                        check_apart("A", &a, written)?;
+                        check_apart("B", &b, written)?;
+                    }
+                    multiply(&hidden, n, DType::F32)?;
+                    let x = Input { x: &hidden, dtype: DType::F32, rows: m, cols: n, row_stride: n };
+                    let none = out.codes.slice(0, 0);
+                    let out = Output { codes: &out.codes, scales: &out.scales, block_scales: &none };
+                    handle.enqueue_fp8(&x, *recipe, &out)?;
+                }
+            }
+        }
+        if let FusedOut::Quantized(d) = d {
+            d.set_basis(Basis::Plain);
+            d.derive_again(handle)?;
+        }
+        Ok(())
+    }
+
+    /// SwiGLU of plain rows.
+    pub(super) fn multiply_plain(&mut self, handle: &Handle, weights: SmallMWeights, way: few::Gated) -> Result<()> {
+        let (GroupedA::Plain(a), FusedOut::Plain(d)) = (&self.a, &mut self.d) else {
+            let remedy = "this is a bug of scaled-gemm: please report it";
+            return Err(Error::unsupported("codes with plain weights", "the kernel has neither", remedy));
+        };
+        let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
+        let (b, alpha, bias, activation) = (self.b, self.alpha, None, Activation::Silu);
+        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Gated(way) }
+            .multiply(handle)
+    }
+}

@@ -1,0 +1,241 @@
+//! Groups of few rows of BF16 or F16 numbers, in one launch of our kernels that decode the weights: [`FewRows`]. Also of all rows as one group, and of two
+//! matrices side by side.
+
+use super::GroupedRows;
+use crate::epilogue::Activation;
+use crate::error::{Error, Result};
+use crate::format::{Basis, DType, Operand, pair};
+use crate::gpu::device::memory::Span;
+use crate::gpu::gemm::formulation::HOPPER;
+use crate::gpu::gemm::outline::{ScaleUse, second_level};
+use crate::gpu::gemm::small_m_rules;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{
+    KernelFamily, OuterScales, Sm90Groups, SmallMConfig, SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig,
+    SmallMWeights, SmallMWeightsCall,
+};
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+
+/// How A and B are multiplied, after checking that they are a pair which these kernels read.
+///
+/// # Errors
+/// [`Error::Pair`] for others, and on other GPUs; [`Error::Unsupported`] for a B in another basis.
+pub(crate) fn served(handle: &Handle, a: &MatRef<'_>, b: &QuantMatrix) -> Result<SmallMWeights> {
+    let device = handle.device().to_string();
+    pair::check_pair(Operand::Plain(a.dtype()), b.scheme(), &device)?;
+    pair::check_basis(Basis::Plain, b.basis())?;
+    let (major, minor) = handle.device().compute_capability;
+    let reason = match SmallMWeights::of(b.scheme()) {
+        Some(weights) if weights.multiplies(a.dtype()) && (major, minor) == HOPPER => return Ok(weights),
+        Some(weights) if weights.multiplies(a.dtype()) => {
+            format!("products of groups with a plain A are for sm_90, and this GPU is sm_{major}{minor}")
+        }
+        _ => "products of groups with a plain A are of bf16 with nvfp4, nvfp4-row, mxfp4 or mxfp8:e4m3, and of bf16 or f16 with FP8 weights in e4m3, nvfp4 and nvfp4-row"
+            .to_string(),
+    };
+    Err(Error::Pair {
+        a: Operand::Plain(a.dtype()),
+        b: b.scheme(),
+        device,
+        reason,
+        remedy: "multiply the groups one by one with GemmArgs::weight_only, of a pair that Handle::supports offers on this GPU"
+            .to_string(),
+    })
+}
+
+/// The configuration for groups that have so many rows each, as a rule.
+pub(crate) fn config(weights: SmallMWeights, rows: usize, k: usize) -> Result<SmallMGroupsConfig> {
+    SmallMGroupsConfig::of(weights.operands(), rows, k)
+}
+
+/// How SwiGLU of plain rows is computed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gated {
+    /// In one launch of tiles.
+    Tiles(SmallMGroupsConfig),
+    /// Both products in this configuration, stored in FP32, and a pass over them. Without groups.
+    ThenPass(SmallMConfig),
+}
+
+impl std::fmt::Display for Gated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tiles(config) => write!(f, "{config}"),
+            Self::ThenPass(config) => write!(f, "{config}, and a pass over both products"),
+        }
+    }
+}
+
+/// That for m rows, which are no groups, with a B of n rows: in the configuration that this product by itself has. Where that is no tile, as E2M1
+/// weights have it up to 16 rows, or its tiles do not all run at once, the product and a pass are faster than both in one kernel, whose tiles are slower by more than the pass takes (H200,
+/// 2026-11, the record of experts, m = 1: `nvfp4-row` 57344 x 8192 88 us for the product, 89.4 with the pass, 106 in one kernel; FP8 70.5 of 36864 x 7168 for the product, 74.4 in one kernel; 11.0 and 12.0 of
+/// 4096 x 7168).
+pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], sm_count: usize) -> Result<Gated> {
+    let config = config(weights, mnk[0], mnk[2])?;
+    Ok(match small_m_rules::order(weights.operands(), mnk, sm_count).first() {
+        Some(own) if own.block() != config.tile().block() || !at_once(*own, mnk, sm_count) => Gated::ThenPass(*own),
+        Some(tile) => Gated::Tiles(config.with_tile(*tile)),
+        None => Gated::Tiles(config),
+    })
+}
+
+/// Whether all blocks of this product run at once.
+fn at_once(config: SmallMConfig, [m, n, _]: [usize; 3], sm_count: usize) -> bool {
+    config.block().tiles(n) * config.split() as usize <= config.block().residents(m) * sm_count
+}
+
+/// One launch, or two.
+pub(crate) struct FewRows<'c, 'a> {
+    pub(crate) weights: SmallMWeights,
+    pub(crate) a: &'c MatRef<'a>,
+    pub(crate) b: &'c QuantMatrix,
+    /// `None`: all rows are one group's.
+    pub(crate) groups: Option<(usize, &'c GroupedRows<'a>)>,
+    pub(crate) d: &'c mut MatMut<'a>,
+    pub(crate) alpha: f32,
+    pub(crate) bias: Option<&'c VecRef<'a>>,
+    pub(crate) activation: Activation,
+    pub(crate) way: FewWay,
+}
+
+/// What it computes, and how.
+#[derive(Clone, Copy)]
+pub(crate) enum FewWay {
+    /// The product of each group.
+    Plain(SmallMGroupsConfig),
+    /// Of two matrices, of which the first one's product is activated and multiplied with the other's.
+    Gated(Gated),
+}
+
+impl FewWay {
+    /// Scratch memory of a call for D of m x n.
+    pub(crate) fn scratch_bytes(self, [m, n]: [usize; 2]) -> usize {
+        if matches!(self, Self::Gated(Gated::ThenPass(_))) { m * 2 * n * 4 } else { 0 }
+    }
+}
+
+impl FewRows<'_, '_> {
+    /// Enqueues it. Loads the kernels, if they are not yet.
+    pub(crate) fn multiply(self, handle: &Handle) -> Result<()> {
+        let Self { weights, a, b, groups, d, alpha, bias, activation, way } = self;
+        let (queue, kernels) = (handle.queue(), handle.kernels());
+        let scratch = way.scratch_bytes([a.rows(), d.cols()]);
+        // Of a product and a pass the product's; on sm_90 those of the pass come with them.
+        kernels.load(queue, if scratch > 0 { KernelFamily::SmallMWeights } else { KernelFamily::SmallMGroups })?;
+        handle.reserve_scratch(scratch)?;
+        let _turn = queue.turn();
+        let order = queue.order();
+        let spans = b.read(&order)?;
+        let (m, n, k) = (a.rows(), d.cols(), a.cols());
+        let (a_stride, a_type, d_stride, d_type) = (a.row_stride(), a.dtype(), d.row_stride(), d.dtype());
+        let a = a.data().at(&order)?;
+        let d = d.data_mut().at(&order)?;
+        let bias = bias.map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
+        for read in [&a, &spans.codes, &spans.scales, &spans.block_scales] {
+            check_apart(read, &d)?;
+        }
+        let (scales, outer) = match weights {
+            SmallMWeights::Fp8 => (None, second_level(b.scheme().into())),
+            SmallMWeights::Fp8Vectors | SmallMWeights::Fp8Tiles => (Some(&spans.scales), ScaleUse::Nothing),
+            SmallMWeights::Nvfp4 | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
+                (Some(&spans.block_scales), second_level(b.scheme().into()))
+            }
+        };
+        let outer = match outer {
+            ScaleUse::Nothing => None,
+            level => Some(OuterScales { scales: &spans.scales, each: level == ScaleUse::Each }),
+        };
+        let end = |d, d_stride, d_type, activation| SmallMEnd {
+            alpha,
+            beta: 0.0,
+            bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
+            activation,
+            residual: None,
+            d,
+            d_stride,
+            d_type,
+        };
+        let product = |config, n, end| SmallMWeightsCall {
+            config,
+            m,
+            n,
+            k,
+            a: &a,
+            a_stride,
+            a_type,
+            a_is_made: false,
+            weights,
+            codes: &spans.codes,
+            scales,
+            parts: None,
+            outer: [None, outer],
+            end,
+        };
+        let (config, gated) = match way {
+            FewWay::Plain(config) => (config, false),
+            FewWay::Gated(Gated::Tiles(config)) => (config, true),
+            FewWay::Gated(Gated::ThenPass(config)) => {
+                let both = handle.scratch(scratch)?;
+                let end = end(&both, 2 * n, DType::F32, Activation::None);
+                kernels.small_m_weights_product(queue, &product(config, 2 * n, end))?;
+                return kernels.small_m_swiglu(queue, &both, [m, n], (&d, d_stride, d_type));
+            }
+        };
+        let launch = |groups: Option<Sm90Groups<'_>>| {
+            let product = product(config.tile(), n, end(&d, d_stride, d_type, activation));
+            kernels.small_m_groups(queue, &SmallMGroupsCall { config, product, groups, gated })
+        };
+        match groups {
+            None => launch(None),
+            Some((count, rows)) => rows.with_places(count, &order, |places| launch(Some(places.into()))),
+        }
+    }
+}
+
+/// Refuses a D that overlaps what other parts of D still read.
+fn check_apart(read: &Span<'_>, d: &Span<'_>) -> Result<()> {
+    if !read.overlaps(d) {
+        return Ok(());
+    }
+    Err(Error::shape(
+        "D",
+        format!("{} bytes at {:#x}", d.bytes, d.address),
+        format!(
+            "must not overlap A and B, here {} bytes at {:#x}, which other tiles still read",
+            read.bytes, read.address
+        ),
+        "pass memory of its own",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::kernels::SmallMBlock;
+
+    /// Where one kernel was faster than the product and a pass, and where not (H200, the record of experts).
+    #[test]
+    fn gated_products_are_of_tiles_that_all_run_at_once() {
+        let way = |weights, m, n: usize| gated(weights, [m, 2 * n, 7168], 132).unwrap();
+        let passes = |weights, m, n| match way(weights, m, n) {
+            Gated::Tiles(_) => None,
+            Gated::ThenPass(config) => Some(config.block()),
+        };
+        use SmallMWeights::{Fp8Tiles, Nvfp4};
+        assert_eq!([1, 16, 64].map(|m| passes(Fp8Tiles, m, 2048)), [None; 3]);
+        assert_eq!([1, 64].map(|m| passes(Fp8Tiles, m, 18432)), [Some(SmallMBlock::TileE4m3); 2]);
+        assert!(matches!(passes(Nvfp4, 16, 2048), Some(SmallMBlock::Four | SmallMBlock::Eight)));
+        assert_eq!([passes(Nvfp4, 32, 2048), passes(Nvfp4, 32, 18432)], [None, Some(SmallMBlock::Tile)]);
+        let bytes = |way| FewWay::Gated(way).scratch_bytes([16, 2048]);
+        assert_eq!([bytes(way(Nvfp4, 16, 2048)), bytes(way(Fp8Tiles, 16, 2048))], [16 * 2 * 2048 * 4, 0]);
+        assert!(way(Nvfp4, 1, 128).to_string().contains("k split by"));
+    }
+
+    #[test]
+    fn results_lie_apart_from_what_is_read() {
+        let span = |address, bytes| Span::unguarded(address, bytes);
+        assert!(check_apart(&span(4096, 16), &span(4112, 16)).is_ok());
+        let error = check_apart(&span(4096, 16), &span(4111, 16)).unwrap_err().to_string();
+        assert!(error.contains("must not overlap A and B, here 16 bytes at 0x1000"), "{error}");
+    }
+}

@@ -1,0 +1,336 @@
+//! Launches of `kernels/gemm/small_m_groups_e2m1.cu` and `small_m_groups_e4m3.cu`: products of groups of few rows of BF16 or F16 numbers on Hopper, each
+//! with quantized weights of its own, and of one or two matrices of weights side by side.
+
+use super::Kernels;
+use super::launch::{Blocks, Kernel, enqueue};
+use super::module::Modules;
+use super::operand::{address, check_bytes};
+use super::sm90_groups::{Sm90Groups, Sm90Rows};
+use super::small_m::InChain;
+use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
+use super::small_m_end::MOST_LENGTH;
+use super::small_m_weights::{SmallMWeights, SmallMWeightsCall};
+use crate::error::{Error, Result};
+use crate::format::DType;
+use crate::gpu::device::stream::Queue;
+
+/// Columns of the tensor core's product, which hold rows of a group, and blocks on a multiprocessor. Mirror of the tables in the kernel files.
+const WIDTHS: [usize; 3] = [8, 16, 32];
+const RESIDENTS_E2M1: [usize; 3] = [4, 4, 3];
+const RESIDENTS_E4M3: [usize; 3] = [3, 3, 3];
+
+/// Times 128 of k that a part has at least, where k is as long.
+const STEPS: usize = 14;
+
+/// How products of groups are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SmallMGroupsConfig {
+    /// Rows of a group that are multiplied at once: of more, the codes are read once more for as many.
+    tokens: usize,
+    /// The order of sums: of a product by itself in the same configuration.
+    tile: SmallMConfig,
+}
+
+impl SmallMGroupsConfig {
+    /// For groups that have so many rows each, as a rule, and sums over k. The split follows k alone: what a row's product is does not depend on how many rows or
+    /// groups there are.
+    pub(crate) fn of(operands: SmallMOperands, rows: usize, k: usize) -> Result<Self> {
+        let tokens = WIDTHS.into_iter().find(|tokens| rows <= *tokens).unwrap_or(WIDTHS[2]);
+        // A cluster walks part after part of D, and each begins with an empty ring: short walks cost the most (H200, 2026-11, the record of experts: with four steps to a part, 256
+        // experts of 7168 x 2048 are read at 3.6 TB/s in E4M3, those of 4096 x 7168 with 14 steps at 4.3).
+        let split = 1 << (k.div_ceil(128) / STEPS).clamp(1, 4).ilog2();
+        Ok(Self { tokens, tile: SmallMConfig::new(block(operands), split)? })
+    }
+
+    /// With sums in the order of this configuration of tiles.
+    pub(crate) fn with_tile(self, tile: SmallMConfig) -> Self {
+        Self { tile, ..self }
+    }
+
+    /// The configuration in which a product by itself has the same bits.
+    pub(crate) fn tile(self) -> SmallMConfig {
+        self.tile
+    }
+
+    fn residents(self) -> usize {
+        let residents = if self.tile.block() == SmallMBlock::Tile { RESIDENTS_E2M1 } else { RESIDENTS_E4M3 };
+        WIDTHS.into_iter().zip(residents).find(|(tokens, _)| *tokens == self.tokens).map_or(1, |(_, blocks)| blocks)
+    }
+}
+
+impl std::fmt::Display for SmallMGroupsConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} rows at a time, tiles of 128 rows of B, k split by {}", self.tokens, self.tile.split())
+    }
+}
+
+/// The tiles of these operands.
+pub(crate) fn block(operands: SmallMOperands) -> SmallMBlock {
+    match operands {
+        SmallMOperands::E2m1Weights => SmallMBlock::Tile,
+        SmallMOperands::E4m3Weights | SmallMOperands::Fp8 => SmallMBlock::TileE4m3,
+    }
+}
+
+fn name(tokens: usize, (weights, a_type): (SmallMWeights, DType)) -> String {
+    format!("gemm_small_m_groups_{}_{a_type}_{tokens}", weights.name())
+}
+
+/// The kernels of both files.
+pub(super) struct SmallMGroupsKernels(Vec<SmallMGroupsKernel>);
+
+struct SmallMGroupsKernel {
+    tokens: usize,
+    serves: (SmallMWeights, DType),
+    kernel: Kernel,
+}
+
+impl SmallMGroupsKernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let [e2m1, e4m3] = [modules.file("gemm/small_m_groups_e2m1")?, modules.file("gemm/small_m_groups_e4m3")?];
+        let mut kernels = Vec::new();
+        for serves in SmallMWeights::served() {
+            let file = if serves.0.operands() == SmallMOperands::E2m1Weights { &e2m1 } else { &e4m3 };
+            for tokens in WIDTHS {
+                let shared = block(serves.0.operands()).shared(tokens);
+                let kernel = file.kernel_with_shared(&name(tokens, serves), shared)?;
+                kernels.push(SmallMGroupsKernel { tokens, serves, kernel });
+            }
+        }
+        Ok(Self(kernels))
+    }
+}
+
+/// Products of groups: `D_g = activation(alpha * A_g B_g^T + bias_g)`, or gated.
+pub(crate) struct SmallMGroupsCall<'a> {
+    pub(crate) config: SmallMGroupsConfig,
+    /// All rows of A and D; n columns of D; codes, scales and bias of the matrices of all groups, rows upon rows.
+    pub(crate) product: SmallMWeightsCall<'a>,
+    /// `None`: all rows are one group's.
+    pub(crate) groups: Option<Sm90Groups<'a>>,
+    /// Each group has two matrices, G and U, and `D_g = activation(alpha * A_g G_g^T) ∘ (alpha * A_g U_g^T)`.
+    pub(crate) gated: bool,
+}
+
+/// Mirror of the struct of the same name in `kernels/gemm/small_m_groups.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SmallMGroups {
+    starts: u64,
+    counts: u64,
+    groups: u32,
+    slot_rows: u32,
+    gated: u32,
+}
+
+impl SmallMGroupsCall<'_> {
+    /// Rows of B.
+    fn b_rows(&self) -> Option<usize> {
+        let groups = self.groups.as_ref().map_or(1, |groups| groups.count);
+        groups.checked_mul(self.product.n)?.checked_mul(if self.gated { 2 } else { 1 })
+    }
+
+    /// Parts of D at the most: of each group a part of its last rows, beside those of all rows.
+    fn units(&self) -> usize {
+        let groups = self.groups.as_ref().map_or(1, |groups| groups.count);
+        let (m, n) = (self.product.m, self.product.n);
+        let tiles = n / if self.gated { 64 } else { 128 };
+        if self.groups.is_none() {
+            m.div_ceil(self.config.tokens) * tiles
+        } else {
+            (m / self.config.tokens + groups.min(m)) * tiles
+        }
+    }
+
+    /// Every length and alignment against what the kernel touches. What counts and starts say the kernel clamps.
+    fn check(&self) -> Result<usize> {
+        let product = &self.product;
+        let (m, n, k) = (product.m, product.n, product.k);
+        let shape = || format!("m = {m}, n = {n}, k = {k}");
+        let rule = "n must be a multiple of 128, and rows of A and of B at most 2^30";
+        let b_rows = self.b_rows().filter(|b_rows| n.is_multiple_of(128) && m.max(*b_rows) <= MOST_LENGTH);
+        let b_rows = b_rows.ok_or_else(|| Error::shape("A and B", shape(), rule, "pad the rows of each matrix"))?;
+        // Places in the kernel, and bytes from a row of the one matrix to that of the other, have 32 bits.
+        let far = (n + 128).saturating_mul(product.weights.code_bytes(1, k.max(2)));
+        if self.units() >= 1 << 28 || (self.gated && far >= 1 << 32) {
+            let rule = "parts of D must be fewer than 2^28, and one of two matrices smaller than 4 GiB";
+            return Err(Error::shape("A and B", shape(), rule, "split the product"));
+        }
+        if product.end.residual.is_some() || product.end.beta != 0.0 || product.outer[0].is_some() {
+            return Err(Error::unsupported(
+                "a residual, a beta or scales of A in a product of groups",
+                "its kernel reads none",
+                "report it: a launch of this crate asked for it",
+            ));
+        }
+        product.check_memory(b_rows)?;
+        if let Some((bias, dtype)) = product.end.bias {
+            check_bytes("bias", bias, b_rows * dtype.bytes())?;
+        }
+        if let Some(groups) = &self.groups {
+            groups.check([m, n, k])?;
+        }
+        Ok(b_rows)
+    }
+
+    fn groups(&self) -> SmallMGroups {
+        let none = SmallMGroups { starts: 0, counts: 0, groups: 0, slot_rows: 0, gated: u32::from(self.gated) };
+        let Some(groups) = &self.groups else { return none };
+        let (starts, slot_rows) = match groups.rows {
+            Sm90Rows::Starts(starts) => (Some(starts), 0),
+            Sm90Rows::Slots(rows) => (None, rows as u32),
+        };
+        SmallMGroups {
+            starts: address(starts),
+            counts: groups.counts.address,
+            groups: groups.count as u32,
+            slot_rows,
+            ..none
+        }
+    }
+}
+
+impl Kernels {
+    /// Enqueues the products of all groups. A row's bits are those of its product by itself in the same configuration of tiles.
+    pub(crate) fn small_m_groups(&self, stream: &Queue, call: &SmallMGroupsCall<'_>) -> Result<()> {
+        let b_rows = call.check()?;
+        let (product, config) = (&call.product, call.config);
+        if product.m == 0 || b_rows == 0 {
+            return Ok(());
+        }
+        let serves = (product.weights, product.a_type);
+        let kernels = &self.small_m_groups_family(stream)?.0;
+        let found = kernels.iter().find(|k| (k.tokens, k.serves) == (config.tokens, serves));
+        let kernel = found.ok_or_else(|| no_such_kernel(serves))?.kernel;
+        let split = config.tile.split() as usize;
+        // As many clusters as run at once: those of four and eight do not fill every part of the GPU (see `small_m_rules`). Without groups it is known how many parts there are, and who
+        // takes which the GPU decides.
+        let places = self.sm_count * config.residents() / split;
+        let at_once = if split < 4 { places } else { places * 15 / 16 };
+        let clusters = if call.groups.is_some() { at_once.clamp(1, call.units()) } else { call.units() };
+        let grid = Blocks::new((clusters * split, 1), config.tile.block().threads());
+        let mut problem = product.problem(&InChain::alone(config.tile))?;
+        problem.scale_pitch = product.weights.scales(b_rows, product.k).0 as u32;
+        let shared = config.tile.block().shared(config.tokens);
+        enqueue!(stream, kernel, grid.clusters(split as u32).shared(shared), problem, call.groups())
+    }
+}
+
+fn no_such_kernel((weights, a_type): (SmallMWeights, DType)) -> Error {
+    let rule = format!("is not multiplied by {} weights in products of groups", weights.name());
+    Error::dtype("A", a_type, rule, "take bf16")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::epilogue::Activation;
+    use crate::gpu::device::memory::Span;
+    use crate::gpu::kernels::small_m_end::SmallMEnd;
+    use crate::gpu::kernels::{OuterScales, Sm90Along};
+
+    const E2M1: &str = include_str!("../../../kernels/gemm/small_m_groups_e2m1.cu");
+    const E4M3: &str = include_str!("../../../kernels/gemm/small_m_groups_e4m3.cu");
+
+    #[test]
+    fn the_kernels_are_those_of_the_table() {
+        for (source, residents, block) in
+            [(E2M1, RESIDENTS_E2M1, SmallMBlock::Tile), (E4M3, RESIDENTS_E4M3, SmallMBlock::TileE4m3)]
+        {
+            let rows = source.lines().filter_map(|line| line.strip_prefix("SMALL_M_GROUPS(")?.strip_suffix(')'));
+            let of = WIDTHS.into_iter().zip(residents).map(|(tokens, blocks)| format!("{tokens}, 3, {blocks}"));
+            assert_eq!(rows.collect::<Vec<_>>(), of.collect::<Vec<_>>());
+            let served: Vec<_> =
+                SmallMWeights::served().filter(|(weights, _)| super::block(weights.operands()) == block).collect();
+            for (weights, a_type) in &served {
+                let number = if *a_type == DType::F16 { "F16" } else { "Bf16" };
+                let scales = weights.name();
+                let row =
+                    format!("KERNEL({scales}, {}, {a_type}, {number}, tokens, __VA_ARGS__)", scales.to_uppercase());
+                assert!(source.contains(&row), "{row}");
+            }
+            assert_eq!(source.matches("SMALL_M_GROUPS_KERNEL(").count(), served.len());
+        }
+        assert_eq!(name(16, (SmallMWeights::Nvfp4, DType::Bf16)), "gemm_small_m_groups_nvfp4_bf16_16");
+    }
+
+    #[test]
+    fn configurations_follow_rows_and_k() {
+        let of = |rows, k| {
+            let config = SmallMGroupsConfig::of(SmallMOperands::E2m1Weights, rows, k).unwrap();
+            (config.tokens, config.tile.split(), config.residents())
+        };
+        assert_eq!([of(1, 7168), of(8, 2048), of(9, 4096)], [(8, 4, 4), (8, 1, 4), (16, 2, 4)]);
+        assert_eq!([of(17, 1024), of(500, 128), of(0, 32)], [(32, 1, 3), (32, 1, 3), (8, 1, 4)]);
+    }
+
+    fn span(bytes: usize) -> Span<'static> {
+        Span::unguarded(0x7F00_0000_0000, bytes)
+    }
+
+    /// What is wrong with a call whose operands are as long as it needs, and so many bytes longer: of A, codes, scales, outer scales, bias, D, starts and counts.
+    fn check([m, n, k]: [usize; 3], groups: usize, gated: bool, more: [isize; 8]) -> String {
+        let b_rows = groups * n * if gated { 2 } else { 1 };
+        let scales = b_rows.div_ceil(128) * k.div_ceil(64) * 512;
+        let exact = [m * k * 2, b_rows * k / 2, scales, b_rows * 4, b_rows * 2, m * n * 2, groups * 8, groups * 8];
+        let spans: Vec<_> =
+            exact.iter().zip(more).map(|(bytes, more)| span((*bytes as isize + more) as usize)).collect();
+        let end = SmallMEnd {
+            alpha: 1.0,
+            beta: 0.0,
+            bias: Some((&spans[4], DType::Bf16)),
+            activation: Activation::None,
+            residual: None,
+            d: &spans[5],
+            d_stride: n,
+            d_type: DType::Bf16,
+        };
+        let config = SmallMGroupsConfig::of(SmallMOperands::E2m1Weights, 1, k).unwrap();
+        let call = SmallMGroupsCall {
+            config,
+            product: SmallMWeightsCall {
+                config: config.tile,
+                m,
+                n,
+                k,
+                a: &spans[0],
+                a_stride: k,
+                a_type: DType::Bf16,
+                a_is_made: false,
+                weights: SmallMWeights::Nvfp4,
+                codes: &spans[1],
+                scales: Some(&spans[2]),
+                parts: None,
+                outer: [None, Some(OuterScales { scales: &spans[3], each: true })],
+                end,
+            },
+            groups: Some(Sm90Groups {
+                count: groups,
+                along: Sm90Along::Rows,
+                rows: Sm90Rows::Starts(&spans[6]),
+                counts: &spans[7],
+                scales: [false; 2],
+            }),
+            gated,
+        };
+        call.check().err().map_or(String::new(), |error| error.to_string())
+    }
+
+    #[test]
+    fn every_length_is_checked() {
+        let names = ["A", "B", "scales of B in the sum", "scales of B", "bias", "D", "starts", "counts"];
+        for (shape, groups, gated) in [([8, 128, 64], 3, false), ([64, 256, 416], 5, true), ([1, 128, 32], 1, true)] {
+            assert_eq!(check(shape, groups, gated, [0; 8]), "");
+            for (i, name) in names.into_iter().enumerate() {
+                let mut more = [0; 8];
+                more[i] = -1;
+                let why = check(shape, groups, gated, more);
+                assert!(why.starts_with(name), "{name}: {why}");
+            }
+        }
+        assert!(check([8, 64, 64], 2, false, [0; 8]).contains("multiple of 128"));
+        assert!(check([8, 128, 48], 2, false, [0; 8]).contains("multiple of 32"));
+        assert!(check([8, 1 << 24, 64], 128, false, [0; 8]).contains("at most 2^30"));
+        assert!(check([8, 1 << 20, 8192], 2, true, [0; 8]).contains("4 GiB"));
+    }
+}

@@ -1,0 +1,221 @@
+//! Layers one behind the other, and what the crate tells of the links that they make.
+
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use scaled_gemm::{
+    CapturedGraph, DType, DeviceBuffer, Error, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KeptWeights,
+    KernelFamily, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
+};
+use tracing::field::{Field, Visit};
+
+use crate::common::*;
+
+/// A handle on an sm_90.
+pub fn hopper() -> Option<Handle> {
+    handle_with(KernelFamily::SmallM)
+}
+
+/// Links of chains and how many of them load their weights early, as the crate tells of them.
+#[derive(Clone, Default)]
+pub struct Links(Arc<Mutex<[usize; 2]>>);
+
+impl Links {
+    pub fn of<T>(work: impl FnOnce() -> T) -> (T, [usize; 2]) {
+        let links = Self::default();
+        let done = tracing::subscriber::with_default(links.clone(), work);
+        let counts = *links.0.lock().unwrap();
+        (done, counts)
+    }
+}
+
+impl tracing::Subscriber for Links {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().ends_with("kernels::small_m")
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Early(Option<bool>);
+        impl Visit for Early {
+            fn record_bool(&mut self, field: &Field, value: bool) {
+                if field.name() == "loads_early" {
+                    self.0 = Some(value);
+                }
+            }
+            fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+        }
+        let mut early = Early(None);
+        event.record(&mut early);
+        if let Some(early) = early.0 {
+            let mut counts = self.0.lock().unwrap();
+            counts[0] += 1;
+            counts[1] += usize::from(early);
+        }
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Square layers one behind the other: what one stores is what the next multiplies.
+pub struct Net {
+    pub m: usize,
+    pub n: usize,
+    pub layers: Vec<Layer>,
+    /// What goes into the first, and what each stores, BF16 `[m][n]`: a buffer for each, or two in turns.
+    pub values: Vec<DeviceBuffer>,
+    /// Of FP8 layers: `values` quantized.
+    pub a: Option<QuantMatrix>,
+    pub x: Vec<u8>,
+}
+
+pub struct Layer {
+    pub b: Rc<QuantMatrix>,
+    pub plan: GemmPlan,
+}
+
+/// How a layer is computed.
+#[derive(Clone, Copy, PartialEq)]
+pub enum By {
+    /// Our product of few rows, of what the layer before stored.
+    SmallM(Scheme),
+    /// cuBLASLt, of the same, behind a kernel of ours that multiplies alpha by the second level of B.
+    Library,
+    /// Our product of few rows, of that quantized.
+    Quantized(Scheme, Scheme),
+    /// cuBLASLt, of that quantized: right behind the quantizer.
+    Native(Scheme, Scheme),
+}
+
+impl Net {
+    /// `count` layers, `kinds` in turns, of so many matrices of each.
+    pub fn new(handle: &Handle, m: usize, n: usize, kinds: &[By], count: usize, matrices: usize) -> Self {
+        let mut rng = Noise::new(171);
+        let noise: Vec<f32> = (0..n * n + matrices * 8).map(|_| rng.normal()).collect();
+        let noise = handle.upload(&bytes_of(DType::Bf16, &noise)).unwrap();
+        let noise = handle.read_bytes(&noise.view()).unwrap();
+        let noise = handle.stream().clone_htod(&noise).unwrap();
+        let quantized = |i: usize, scheme| {
+            let part = noise.slice(i * 16..i * 16 + n * n * 2);
+            let x = MatRef::new(part, DType::Bf16, n, n).unwrap();
+            handle.quantize(&x, Recipe::new(scheme)).unwrap()
+        };
+        let mut made: Vec<Vec<Rc<QuantMatrix>>> = Vec::new();
+        for kind in kinds {
+            let scheme = match kind {
+                By::SmallM(scheme) | By::Quantized(_, scheme) | By::Native(_, scheme) => *scheme,
+                By::Library => Scheme::Nvfp4,
+            };
+            let all = (0..matrices).map(|i| {
+                let b = quantized(i, scheme);
+                if *kind == By::Library {
+                    b.keep_dequantized(handle, DType::Bf16).unwrap();
+                }
+                Rc::new(b)
+            });
+            made.push(all.collect());
+        }
+        let mut layers: Vec<Layer> = Vec::new();
+        for i in 0..count {
+            let (kind, b) = (kinds[i % kinds.len()], made[i % kinds.len()][i / kinds.len() % matrices].clone());
+            let (operand, formulation, kept) = match kind {
+                By::SmallM(_) => (Operand::Plain(DType::Bf16), Formulation::SmallM, KeptWeights::Nothing),
+                By::Quantized(a, _) => (a.into(), Formulation::SmallM, KeptWeights::Nothing),
+                By::Native(a, _) => (a.into(), Formulation::Native, KeptWeights::Nothing),
+                By::Library => {
+                    (Operand::Plain(DType::Bf16), Formulation::DequantizedBf16, KeptWeights::Dequantized(DType::Bf16))
+                }
+            };
+            let desc = GemmDesc::new(m, n, n, operand, b.scheme(), DType::Bf16).with_kept(kept);
+            let mut plan = handle.plan_with(&desc, &PlanOptions::default().with_formulation(formulation)).unwrap();
+            plan.prepare(handle, &b).unwrap();
+            layers.push(Layer { b, plan });
+        }
+        let x: Vec<f32> = (0..m * n).map(|_| rng.normal()).collect();
+        let values = (0..=count).map(|_| handle.alloc(m * n * 2).unwrap()).collect();
+        let a = kinds.iter().find_map(|kind| match kind {
+            By::Quantized(a, _) | By::Native(a, _) => Some(QuantMatrix::zeros(handle, *a, m, n).unwrap()),
+            _ => None,
+        });
+        Self { m, n, layers, values, a, x: bytes_of(DType::Bf16, &x) }
+    }
+
+    /// What goes in, and poison in the place of what is stored.
+    pub fn reset(&mut self, handle: &Handle) {
+        handle.write(&mut self.values[0].view_mut(), &self.x).unwrap();
+        let poison = vec![0xFFu8; self.m * self.n * 2];
+        for value in &mut self.values[1..] {
+            handle.write(&mut value.view_mut(), &poison).unwrap();
+        }
+    }
+
+    pub fn layer(&mut self, handle: &Handle, i: usize) -> Result<(), Error> {
+        self.quantize(handle, i)?;
+        self.product(handle, i)
+    }
+
+    /// What goes into layer i, where that is quantized.
+    pub fn quantize(&mut self, handle: &Handle, i: usize) -> Result<(), Error> {
+        let Self { m, n, values, a, .. } = self;
+        let Some(a) = a else { return Ok(()) };
+        let x = MatRef::new(in_and_out(values, i).0, DType::Bf16, *m, *n)?;
+        handle.quantize_into(&x, Recipe::new(a.scheme()), QuantizeTo::Plain(a))
+    }
+
+    /// Of layer i, behind [`Net::quantize`].
+    pub fn product(&mut self, handle: &Handle, i: usize) -> Result<(), Error> {
+        let Self { m, n, layers, values, a, .. } = self;
+        let (x, d) = in_and_out(values, i);
+        let (x, d) = (MatRef::new(x, DType::Bf16, *m, *n)?, MatMut::new(d, DType::Bf16, *m, *n)?);
+        let Layer { b, plan } = &mut layers[i];
+        let args = match a {
+            Some(a) => GemmArgs::new(a, b, d),
+            None => GemmArgs::weight_only(x, b, d),
+        };
+        // Sums of n products of such numbers are sqrt(n) times as large.
+        plan.execute(handle, args.alpha(1.0 / (*n as f32).sqrt()))
+    }
+
+    pub fn all(&mut self, handle: &Handle) -> Result<(), Error> {
+        (0..self.layers.len()).try_for_each(|i| self.layer(handle, i))
+    }
+
+    pub fn read(&self, handle: &Handle) -> Vec<Vec<u8>> {
+        self.values.iter().map(|value| handle.read_bytes(&value.view()).unwrap()).collect()
+    }
+
+    /// What layer by layer stores, outside of graphs.
+    pub fn want(&mut self, handle: &Handle) -> Vec<Vec<u8>> {
+        self.reset(handle);
+        self.all(handle).unwrap();
+        let want = self.read(handle);
+        let last = values_of(DType::Bf16, &want[self.layers.len() % want.len()]);
+        let size = last.iter().map(|v| v.abs()).sum::<f32>() / last.len() as f32;
+        assert!((0.05..20.0).contains(&size), "numbers of size {size} compare nothing");
+        want
+    }
+
+    /// A graph stores the same, at every launch.
+    pub fn check(&mut self, handle: &Handle, graph: &CapturedGraph, want: &[Vec<u8>], words: &str) {
+        for launch in 0..5 {
+            self.reset(handle);
+            handle.launch(graph).unwrap();
+            let got = self.read(handle);
+            let wrong = got.iter().zip(want).position(|(got, want)| got != want);
+            assert_eq!(wrong, None, "{words}: the first value that differs in launch {launch}");
+        }
+    }
+}
+
+/// The buffers of layer i.
+pub fn in_and_out(values: &mut [DeviceBuffer], i: usize) -> (&DeviceBuffer, &mut DeviceBuffer) {
+    let (from, to) = (i % values.len(), (i + 1) % values.len());
+    let (before, behind) = values.split_at_mut(from.max(to));
+    match from < to {
+        true => (&before[from], &mut behind[0]),
+        false => (&behind[0], &mut before[to]),
+    }
+}
