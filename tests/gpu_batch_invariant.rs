@@ -149,7 +149,8 @@ fn difference(found: &[u8], want: &[u8], each: usize) -> Option<String> {
     let first = *at.first()?;
     let places = |of: fn(usize, usize) -> usize| -> BTreeSet<usize> { at.iter().map(|i| of(*i, each)).collect() };
     let (rows, bytes) = (places(|i, each| i / each), places(|i, each| i % each));
-    let ends = |all: &BTreeSet<usize>| format!("{} from {} to {}", all.len(), all.first().unwrap(), all.last().unwrap());
+    let ends =
+        |all: &BTreeSet<usize>| format!("{} from {} to {}", all.len(), all.first().unwrap(), all.last().unwrap());
     let word = |of: &[u8]| of[first / 4 * 4..].iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
     Some(format!(
         "{} bytes differ, in rows {}, at bytes {} of {each}; found {}, wanted {}",
@@ -259,7 +260,8 @@ fn many_launches_give_the_same_bits() {
         let found = handle.stream().clone_dtoh(&d).unwrap();
         handle.synchronize().unwrap();
         let want: &Vec<u8> = first.get_or_insert(found.clone());
-        wrong.extend(difference(&found, want, 4 * n).map(|words| format!("launches {warm} to {}: {words}", warm + 500)));
+        wrong
+            .extend(difference(&found, want, 4 * n).map(|words| format!("launches {warm} to {}: {words}", warm + 500)));
         warm += 500;
     }
     println!("{cold} launches with maps of their own, {warm} others");
