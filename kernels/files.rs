@@ -38,6 +38,8 @@ kernel_files! {
     Sm90, "gemm/sm90_vector", 90..=90;
     Sm90, "gemm/sm90_outer", 90..=90;
     Sm90, "gemm/sm90_cast", 90..=90;
+    Sm90E5m2, "gemm/sm90_e5m2_a", 90..=90;
+    Sm90E5m2, "gemm/sm90_e5m2_b", 90..=90;
     SmallM, "gemm/small_m_fp8", 90..=90;
     SmallM, "gemm/small_m_gated", 90..=90;
     SmallMWeights, "gemm/small_m_e2m1", 80..=u32::MAX;

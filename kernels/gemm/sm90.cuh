@@ -1,4 +1,4 @@
-// Products of E4M3 matrices on Hopper: D = A Bᵀ, dense, or of groups of rows or of k that lie where device memory says, with all that follows the sums.
+// Products of FP8 matrices on Hopper, E4M3 unless WGMMA_TYPES says otherwise: D = A Bᵀ, dense, or of groups of rows or of k that lie where device memory says, with all that follows the sums.
 //
 // Blocks are persistent: each walks the tiles of D with its own number modulo the grid. A producer warp copies the operands of the
 // next k-blocks (128 of k, zeros beyond the end) with their scales into a ring of stages; one or two math warpgroups multiply them
@@ -528,6 +528,13 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
 
 #define SM90_CONFIG_SPLIT(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES, SPLIT) \
     SM90_CONFIG_OF(NAME, END_NUMBERS, SPLIT, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
+
+// Of scales on both sides the body of the loop of the largest tile is four k-blocks: 0.96 of one's time, and eight were no faster (observed: H200, 2026-11). Those of 160 and 192 columns
+// are one: with more registers are spilled. For boxes of D, which is FP32 mostly, the largest has none left either.
+#define SM90_CONFIG_VECTOR(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)         \
+    SM90_CONFIG(NAME, SCALES_VECTOR, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH, \
+                ((ROWS) == 256 ? 4 : (COLS) > 128 ? 1 : (UNROLL)),                                           \
+                ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
 
 #define SM90_CONFIG_OF(NAME, END, SPLIT, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
     using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES, END, SPLIT>; \

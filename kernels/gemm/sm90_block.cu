@@ -7,6 +7,8 @@
     SM90_KERNEL(gemm_fp8_block_##NAME, Config_##NAME, GROUPS_NONE)  \
     SM90_KERNEL(gemm_fp8_block_##NAME##_grouped, Config_##NAME, GROUPS_OF_ROWS)
 
+#define SM90_E4M3 SM90
+
 #define SM90_SPLIT(NAME, ...)                            \
     SM90_CONFIG_SPLIT(NAME, SCALES_BLOCK, __VA_ARGS__)   \
     SM90_KERNEL(gemm_fp8_block_##NAME, Config_##NAME, GROUPS_NONE)

@@ -1,16 +1,16 @@
-// The configurations, as rows of macros `SM90` and `SM90_SPLIT` of the file that includes this. Sm90Config in src/gpu/kernels/sm90_config.rs mirrors the table; a test
+// The configurations, as rows of macros `SM90`, `SM90_E4M3` (not of other codes) and `SM90_SPLIT` (likewise) of the file that includes this. Sm90Config in src/gpu/kernels/sm90_config.rs mirrors the table; a test
 // of sm90.rs reads these lines. What was measured of them, and of others that did not win: benches/record/2026-11-23-nvidia-h200/sm90-kernels.md, and
 // benches/record/2026-11-26-nvidia-h200-sm90/kernels.md.
 // (Shared memory is that of the kernel that needs most.)
 // name, rows, columns, warpgroups, shared operand, stages, atom, depth, unrolled k-blocks, store, residents, shared memory
 SM90(256x128, 256, 128, 2, SHARE_A, 3, 128, 1, 8, STORE_BOXES, 1, 220288)
 SM90(128x128, 128, 128, 2, SHARE_NONE, 5, 128, 1, 8, STORE_BOXES, 1, 202912)
-SM90(128x160, 128, 160, 2, SHARE_NONE, 5, 160, 1, 4, STORE_DIRECT, 1, 207648)
-SM90(128x192, 128, 192, 2, SHARE_NONE, 4, 192, 1, 4, STORE_BOXES, 1, 219264)
-SM90(64x192, 64, 192, 1, SHARE_NONE, 6, 192, 1, 4, STORE_DIRECT, 1, 212160)
-SM90(128x64, 128, 64, 2, SHARE_NONE, 8, 64, 1, 8, STORE_STAGED, 1, 220416)
+SM90_E4M3(128x160, 128, 160, 2, SHARE_NONE, 5, 160, 1, 4, STORE_DIRECT, 1, 207648)
+SM90_E4M3(128x192, 128, 192, 2, SHARE_NONE, 4, 192, 1, 4, STORE_BOXES, 1, 219264)
+SM90_E4M3(64x192, 64, 192, 1, SHARE_NONE, 6, 192, 1, 4, STORE_DIRECT, 1, 212160)
+SM90_E4M3(128x64, 128, 64, 2, SHARE_NONE, 8, 64, 1, 8, STORE_STAGED, 1, 220416)
 SM90(64x128, 64, 128, 2, SHARE_NONE, 8, 64, 1, 8, STORE_STAGED, 1, 220416)
-SM90(64x64, 64, 64, 1, SHARE_NONE, 12, 64, 1, 8, STORE_STAGED, 1, 212352)
+SM90_E4M3(64x64, 64, 64, 1, SHARE_NONE, 12, 64, 1, 8, STORE_STAGED, 1, 212352)
 SM90(64x64_two, 64, 64, 1, SHARE_NONE, 6, 64, 2, 4, STORE_STAGED, 2, 110784)
 // The same, and how many blocks divide k, of one tile of a whole product. They store directly.
 SM90_SPLIT(128x64_k2, 128, 64, 2, SHARE_NONE, 8, 64, 1, 8, STORE_DIRECT, 1, 220416, 2)

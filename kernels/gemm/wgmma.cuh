@@ -1,9 +1,14 @@
-// Warpgroup products of E4M3 codes in shared memory, and the descriptors of their operands.
+// Warpgroup products of FP8 codes in shared memory, and the descriptors of their operands: of E4M3 on both sides, unless the file that includes this names
+// other types of A and B (WGMMA_TYPES).
 // D[64, N] (FP32, in registers) = A[64, 32] B[N, 32]T, added to D or starting anew. Lane l of warp w has of D, for each eight
 // columns 8j: d[4j], d[4j + 1] = row 16w + l / 4, columns 8j + 2 (l % 4) and the next; d[4j + 2], d[4j + 3] = the same eight rows below.
 // Compiles under nvcc and NVRTC alike: no host code, no headers.
 #pragma once
 #include "base/types.cuh"
+
+#ifndef WGMMA_TYPES
+#define WGMMA_TYPES "e4m3.e4m3"
+#endif
 
 // An operand's descriptor, its lower half: rows of 128 bytes (128 codes along k), swizzled as TMA writes them with a 128-byte swizzle;
 // `address` of a tile that starts at a multiple of 1024. The next 32 of k: + 2; the next 8 rows: + 64. The upper half is the same for
@@ -29,28 +34,28 @@ template <u32 R> __device__ __forceinline__ void hold(float (&d)[R]) {
 __device__ __forceinline__ void wgmma(float (&d)[4], u32 a, u32 b, u32 add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %6, 0;"
                  "mov.b64 a, {%4, 0x40000040}; mov.b64 b, {%5, 0x40000040};"
-                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, a, b, add, 1, 1;}"
+                 "wgmma.mma_async.sync.aligned.m64n8k32.f32." WGMMA_TYPES " {%0, %1, %2, %3}, a, b, add, 1, 1;}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a), "r"(b), "r"(add));
 }
 __device__ __forceinline__ void wgmma(float (&d)[8], u32 a, u32 b, u32 add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %10, 0;"
                  "mov.b64 a, {%8, 0x40000040}; mov.b64 b, {%9, 0x40000040};"
-                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7}, a, b, add, 1, 1;}"
+                 "wgmma.mma_async.sync.aligned.m64n16k32.f32." WGMMA_TYPES " {%0, %1, %2, %3, %4, %5, %6, %7}, a, b, add, 1, 1;}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
                  : "r"(a), "r"(b), "r"(add));
 }
 __device__ __forceinline__ void wgmma(float (&d)[16], u32 a, u32 b, u32 add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %18, 0;"
                  "mov.b64 a, {%16, 0x40000040}; mov.b64 b, {%17, 0x40000040};"
-                 "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, a, b, add, 1, 1;}"
+                 "wgmma.mma_async.sync.aligned.m64n32k32.f32." WGMMA_TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, a, b, add, 1, 1;}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
                  : "r"(a), "r"(b), "r"(add));
 }
 __device__ __forceinline__ void wgmma(float (&d)[32], u32 a, u32 b, u32 add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %34, 0;"
                  "mov.b64 a, {%32, 0x40000040}; mov.b64 b, {%33, 0x40000040};"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32." WGMMA_TYPES " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
                  "a, b, add, 1, 1;}"
@@ -63,7 +68,7 @@ __device__ __forceinline__ void wgmma(float (&d)[32], u32 a, u32 b, u32 add) {
 __device__ __forceinline__ void wgmma(float (&d)[64], u32 a, u32 b, u32 add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %66, 0;"
                  "mov.b64 a, {%64, 0x40000040}; mov.b64 b, {%65, 0x40000040};"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32." WGMMA_TYPES " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -82,7 +87,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], u32 a, u32 b, u32 add) {
 __device__ __forceinline__ void wgmma(float (&d)[80], u32 a, u32 b, u32 add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %82, 0;"
                  "mov.b64 a, {%80, 0x40000040}; mov.b64 b, {%81, 0x40000040};"
-                 "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3 {"
+                 "wgmma.mma_async.sync.aligned.m64n160k32.f32." WGMMA_TYPES " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -104,7 +109,7 @@ __device__ __forceinline__ void wgmma(float (&d)[80], u32 a, u32 b, u32 add) {
 __device__ __forceinline__ void wgmma(float (&d)[96], u32 a, u32 b, u32 add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %98, 0;"
                  "mov.b64 a, {%96, 0x40000040}; mov.b64 b, {%97, 0x40000040};"
-                 "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {"
+                 "wgmma.mma_async.sync.aligned.m64n192k32.f32." WGMMA_TYPES " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "

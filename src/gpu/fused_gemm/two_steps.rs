@@ -4,7 +4,7 @@
 use super::{FusedGemmArgs, FusedOut, check_apart};
 use crate::epilogue::Activation;
 use crate::error::Result;
-use crate::format::{Basis, DType};
+use crate::format::{Basis, DType, Fp8Format};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{KernelFamily, Output, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
@@ -36,6 +36,7 @@ impl FusedGemmArgs<'_> {
             let (a, b, both) = (a.read(&order)?, b.read(&order)?, handle.scratch(bytes)?);
             let product = Sm90Call {
                 config,
+                formats: [Fp8Format::E4M3; 2],
                 m,
                 n: 2 * n,
                 k,

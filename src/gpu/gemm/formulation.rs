@@ -28,8 +28,8 @@ pub enum Formulation {
     /// Operands with block scales as plain BF16 (or F16) numbers: codes times block scales are exact in them, so the product
     /// is the same sum. Second-level scales come in through alpha, or with our kernel.
     DequantizedBf16,
-    /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x 128x128, 1x128 x 1x128, of rows or of
-    /// whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
+    /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: E4M3 on both sides or E5M2 on one of the two (then in four of the
+    /// [configurations](crate::Sm90Config)), with scales of 1x128 x 128x128, 1x128 x 1x128, of rows or of whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
     /// BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. Where its tiles are few and k is long, blocks divide k
     /// ([`Sm90Config::k_parts`](crate::Sm90Config::k_parts)), and a row of D may change its last bits with m: who wants rows of the same bits whatever m is and whichever rows stand beside
     /// them asks for them by [`GemmDesc::batch_invariant`].
@@ -226,12 +226,31 @@ fn served() -> String {
     format!("{} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves", BLOCKS.0, BLOCKS.1)
 }
 
-/// Why the kernels for sm_90 do not multiply these.
+/// Why the kernels for sm_90 do not multiply these. (E5M2 on both sides is refused before: `format/pair`.)
 pub(crate) fn sm90_pair(desc: &GemmDesc) -> Result<(), String> {
-    match e4m3_layouts(desc).and_then(|(a, b)| Sm90Scales::of(a, b)) {
+    let scales = match pair_kind(desc) {
+        PairKind::Fp8(a, b) => Sm90Scales::of(a, b),
+        _ => None,
+    };
+    match scales {
         Some(_) => Ok(()),
-        None => Err(format!("it serves {}, and {} x {}", served(), BLOCKS.0, BLOCKS.0)),
+        None => Err(format!(
+            "it serves {}, and {} x {}, each also with e5m2 codes on one of the two sides",
+            served(),
+            BLOCKS.0,
+            BLOCKS.0
+        )),
     }
+}
+
+/// Of the codes of A and B, of a pair that the kernels for sm_90 multiply.
+pub(crate) fn sm90_formats(desc: &GemmDesc) -> [Fp8Format; 2] {
+    let format = |scheme: Scheme| match scheme.spec().format {
+        CodeFormat::Fp8(format) => format,
+        // No such pair.
+        CodeFormat::E2M1 => Fp8Format::E4M3,
+    };
+    [desc.a.scheme().map_or(Fp8Format::E4M3, format), format(desc.b)]
 }
 
 /// Our products of few rows: no library has a part in them.
@@ -370,7 +389,8 @@ mod tests {
         let blackwell = Facts { cc: (10, 0), ..H200 };
         let ampere = Facts { cc: (8, 0), ..H200 };
         let old = Facts { version: Version::new(12, 8, 4), ..H200 };
-        let cases: [(GemmDesc, [&[Formulation]; 5]); 5] = [
+        let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+        let cases: [(GemmDesc, [&[Formulation]; 5]); 7] = [
             (desc(4, tensor, tensor), [&[Native, Sm90, SmallM], &[Native], &[Native], &[], &[Native, Sm90, SmallM]]),
             (
                 desc(4, row, row),
@@ -379,6 +399,8 @@ mod tests {
             (desc(4, vec, blk), [&[Native, RepeatedScales, Sm90, SmallM], &[], &[], &[], &[Sm90, SmallM]]),
             (desc(4, blk, vec), [&[Native], &[], &[], &[], &[]]),
             (desc(4, vec, vec), [&[Native, Sm90], &[], &[], &[], &[Sm90]]),
+            (desc(4, wide, blk), [&[Native, RepeatedScales, Sm90], &[], &[], &[], &[Sm90]]),
+            (desc(4, tensor, Scheme::Fp8Tensor(Fp8Format::E5M2)), [&[Native, Sm90], &[Native], &[Native], &[], &[Native, Sm90]]),
         ];
         for (desc, wanted) in cases {
             for (facts, wanted) in [H200, ada, blackwell, ampere, old].into_iter().zip(wanted) {
@@ -388,18 +410,21 @@ mod tests {
         assert!(
             available(&desc(4, vec, blk), blackwell, Sm90).unwrap_err().contains("sm_90 alone, and this GPU is sm_100")
         );
-        let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-        for (a, b) in [
-            (wide, blk),
-            (blk, vec),
-            (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor),
-            (Scheme::Mxfp8(F), Scheme::Mxfp8(F)),
+        let (sm90, small_m): (&[_], &[_]) = (&[Sm90], &[SmallM]);
+        for (a, b, refusing) in [
+            (wide, blk, small_m),
+            (blk, vec, &[Sm90, SmallM]),
+            (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor, small_m),
+            (Scheme::Mxfp8(F), Scheme::Mxfp8(F), sm90),
         ] {
-            let mxfp8 = b == Scheme::Mxfp8(F);
-            assert_eq!(available(&desc(4, a, b), H200, SmallM).is_ok(), mxfp8, "{a} x {b}");
-            for ours in [Sm90, SmallM].into_iter().take(if mxfp8 { 1 } else { 2 }) {
-                let why = available(&desc(4, a, b), H200, ours).unwrap_err();
+            for ours in [Sm90, SmallM] {
+                let Err(why) = available(&desc(4, a, b), H200, ours) else {
+                    assert!(!refusing.contains(&ours), "{a} x {b} by {ours}");
+                    continue;
+                };
+                assert!(refusing.contains(&ours), "{a} x {b} by {ours}");
                 assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row"), "{why}");
+                assert_eq!(why.contains("also with e5m2 codes on one"), ours == Sm90, "{why}");
             }
             assert!(grouped_scales(a, b).is_err());
         }

@@ -5,7 +5,9 @@ use crate::format::CodeFormat;
 use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{Facts, Finish, Formulation, HOPPER, PairKind, available, pair_kind};
+use crate::gpu::gemm::formulation::{
+    Facts, Finish, Formulation, HOPPER, PairKind, available, pair_kind, sm90_formats,
+};
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
 use crate::gpu::gemm::outline::{ValueSource, outline};
@@ -131,6 +133,9 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
     let words = format!("{}, {at}", if wins { "faster than native" } else { "fastest" });
     if available(desc, facts, Formulation::Sm90).is_err() {
         return (order, words);
+    }
+    if !sm90_rules::has_the_fastest(mnk, sm_count, sm90_formats(desc)) {
+        return (order, format!("{words}; sm90 is not, without the kernel for such shapes with e5m2 codes"));
     }
     let library = if wins { alternative } else { Formulation::Native };
     let ours = measured::choose(tables_of_ours, problem, mnk, sm_count, facts.measured);

@@ -1,5 +1,6 @@
 //! [`order`], [`order_of_whole`]: which configuration of our sm_90 product is tried first; [`sum_order`]: which give a row the same bits. Pure.
 
+use crate::format::Fp8Format;
 use crate::gpu::kernels::Sm90Config;
 
 /// Cycles of a multiprocessor: for 128 of k of one tile, and for the rest of a tile, of which what blocks that divide k send each other is a part.
@@ -127,9 +128,14 @@ pub(crate) fn sum_order(config: Sm90Config) -> SumOrder {
     }
 }
 
-/// Whether a product may be computed in this configuration: a batch-invariant one in those of one order, whatever m is.
-pub(crate) fn serves(config: Sm90Config, batch_invariant: bool) -> bool {
-    !batch_invariant || sum_order(config) == SumOrder::BlockAfterBlock
+/// Whether a product of such codes may be computed in this configuration: a batch-invariant one in those of one order, whatever m is.
+pub(crate) fn serves(config: Sm90Config, batch_invariant: bool, formats: [Fp8Format; 2]) -> bool {
+    config.multiplies(formats) && (!batch_invariant || sum_order(config) == SumOrder::BlockAfterBlock)
+}
+
+/// Whether what was measured of E4M3 holds for these codes: the configuration that should be fastest has kernels for them. (Products of either take the same time.)
+pub(crate) fn has_the_fastest(mnk: [usize; 3], sm_count: usize, formats: [Fp8Format; 2]) -> bool {
+    order_of_whole(mnk, sm_count).first().is_some_and(|config| config.multiplies(formats))
 }
 
 /// Whether it is tried before cuBLASLt's two ways of row scales: where one round of 64 x 64 tiles is all, two on a multiprocessor at the most, and there are enough of

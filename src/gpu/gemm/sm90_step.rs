@@ -2,18 +2,21 @@
 //! stay where they are, so that [`Sm90Product::enqueue`] only launches then.
 
 use crate::error::{Error, Result};
-
+use crate::format::Fp8Format;
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::formulation::sm90_formats;
 use crate::gpu::gemm::outline::{Sum, Target};
 use crate::gpu::gemm::sm90_rules::{order_of_whole, serves, waves};
 use crate::gpu::gemm::steps::Search;
-use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
+use crate::gpu::kernels::{KernelFamily, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
 
 /// A product by our kernels for sm_90, ready apart from addresses.
 pub(crate) struct Sm90Product {
     sum: Sum,
+    /// Of the codes of A and B.
+    formats: [Fp8Format; 2],
     configs: Vec<Sm90Config>,
     chosen: usize,
     waves: f32,
@@ -26,7 +29,7 @@ impl Sm90Product {
     /// Configurations, the one that should be fastest first.
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, sm_count: usize, search: Search) -> Self {
         let mut configs = order_of_whole([desc.m, desc.n, desc.k], sm_count);
-        configs.retain(|config| serves(*config, desc.batch_invariant));
+        configs.retain(|config| serves(*config, desc.batch_invariant, sm90_formats(desc)));
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, sm_count, configs)
     }
@@ -39,7 +42,12 @@ impl Sm90Product {
     fn new(desc: &GemmDesc, sum: &Sum, sm_count: usize, configs: Vec<Sm90Config>) -> Self {
         let mnk = [desc.m, desc.n, desc.k];
         let waves = waves(configs[0], mnk, sm_count);
-        Self { sum: *sum, waves, configs, chosen: 0, mnk, sm_count, maps: Sm90Maps::default() }
+        Self { sum: *sum, formats: sm90_formats(desc), waves, configs, chosen: 0, mnk, sm_count, maps: Sm90Maps::default() }
+    }
+
+    /// The kernels that it launches.
+    pub(crate) fn kernels(&self) -> KernelFamily {
+        if self.formats == [Fp8Format::E4M3; 2] { KernelFamily::Sm90 } else { KernelFamily::Sm90E5m2 }
     }
 
     /// The configuration in use.
@@ -73,6 +81,7 @@ impl Sm90Product {
         let fused = sum.target == Target::D;
         let product = Sm90Call {
             config: self.config(),
+            formats: self.formats,
             m: desc.m,
             n: desc.n,
             k: desc.k,

@@ -8,7 +8,7 @@ use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::call::{self, Call};
 use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::finish;
-use crate::gpu::gemm::formulation::{Finish, Formulation, small_m_operands};
+use crate::gpu::gemm::formulation::{Finish, Formulation, sm90_formats, small_m_operands};
 use crate::gpu::gemm::lt_step::LtProduct;
 use crate::gpu::gemm::outline::{FactorPlace, Outline, ScaleUse, ValueSource, outline};
 use crate::gpu::gemm::record::Algorithm;
@@ -82,7 +82,8 @@ impl Product {
     ) -> Result<Offered<Self>> {
         let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
         match (algorithm, outline.formulation) {
-            (Algorithm::Sm90(config), Formulation::Sm90) if sm90_rules::serves(*config, desc.batch_invariant) => {
+            (Algorithm::Sm90(config), Formulation::Sm90) if sm90_rules::serves(*config, desc.batch_invariant, sm90_formats(desc)) =>
+            {
                 Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, gpu.sm_count, *config)))))
             }
             (Algorithm::SmallM(config), Formulation::SmallM)
@@ -107,7 +108,7 @@ impl Product {
     pub(crate) fn kernels(&self) -> Option<KernelFamily> {
         match self {
             Self::Lt(_) => None,
-            Self::Sm90(_) => Some(KernelFamily::Sm90),
+            Self::Sm90(sm90) => Some(sm90.kernels()),
             Self::SmallM(small_m) => Some(small_m.kernels()),
         }
     }

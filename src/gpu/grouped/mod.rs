@@ -13,7 +13,7 @@ pub use weight::GroupedWeightGradient;
 
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{DType, Operand, pair};
+use crate::format::{DType, Fp8Format, Operand, pair};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
 use crate::gpu::device::stream::Order;
 use crate::gpu::gemm::formulation::{HOPPER, grouped_scales};
@@ -440,6 +440,7 @@ impl Handle {
         rows.with_places(*groups, &order, |places| {
             let call = Sm90Call {
                 config,
+                formats: [Fp8Format::E4M3; 2],
                 m,
                 n,
                 k,

@@ -115,6 +115,7 @@ impl Whole<'_> {
         rows.with_places(groups, &order, |places| {
             let call = Sm90Call {
                 config,
+                formats: [Fp8Format::E4M3; 2],
                 m,
                 n,
                 k,

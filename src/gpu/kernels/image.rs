@@ -46,6 +46,8 @@ pub enum KernelFamily {
     Epilogue,
     /// Products of our own on sm_90, and on no other GPU.
     Sm90,
+    /// The same of E5M2 codes on one side and E4M3 codes on the other.
+    Sm90E5m2,
     /// Products of few rows of FP8 codes on sm_90, and on no other GPU, also with SwiGLU in the kernel.
     SmallM,
     /// Products of few rows of BF16 or F16 numbers with weights that are decoded.
@@ -63,7 +65,7 @@ impl KernelFamily {
 
 named!(
     KernelFamily, "kernel family", Fp8 => "fp8", Grouped => "grouped", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
-    Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90", SmallM => "small-m",
+    Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90", Sm90E5m2 => "sm90-e5m2", SmallM => "small-m",
     SmallMWeights => "small-m-weights", SmallMGroups => "small-m-groups",
 );
 

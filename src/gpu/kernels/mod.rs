@@ -80,6 +80,7 @@ pub(crate) struct Kernels {
     linear: OnceLock<linear::LinearKernels>,
     epilogue: OnceLock<epilogue::EpilogueKernels>,
     sm90: OnceLock<sm90_config::Sm90Kernels>,
+    sm90_e5m2: OnceLock<sm90_config::Sm90Kernels>,
     small_m: OnceLock<SmallMFamily>,
     small_m_weights: OnceLock<small_m_weights::SmallMWeightsKernels>,
     small_m_groups: OnceLock<small_m_groups::SmallMGroupsKernels>,
@@ -118,6 +119,7 @@ impl Kernels {
             linear: OnceLock::new(),
             epilogue: OnceLock::new(),
             sm90: OnceLock::new(),
+            sm90_e5m2: OnceLock::new(),
             small_m: OnceLock::new(),
             small_m_weights: OnceLock::new(),
             small_m_groups: OnceLock::new(),
@@ -145,6 +147,7 @@ impl Kernels {
             KernelFamily::Linear => self.linear(stream).map(drop),
             KernelFamily::Epilogue => self.epilogue_kernels(stream).map(drop),
             KernelFamily::Sm90 => self.sm90(stream).map(drop),
+            KernelFamily::Sm90E5m2 => self.sm90_e5m2(stream).map(drop),
             KernelFamily::SmallM => self.small_m(stream).map(drop),
             KernelFamily::SmallMWeights => self.small_m_weights(stream).map(drop),
             KernelFamily::SmallMGroups => self.small_m_groups_family(stream).map(drop),
@@ -203,6 +206,10 @@ impl Kernels {
 
     fn sm90(&self, stream: &Queue) -> Result<&sm90_config::Sm90Kernels> {
         self.family(&self.sm90, KernelFamily::Sm90, sm90_config::Sm90Kernels::of, stream)
+    }
+
+    fn sm90_e5m2(&self, stream: &Queue) -> Result<&sm90_config::Sm90Kernels> {
+        self.family(&self.sm90_e5m2, KernelFamily::Sm90E5m2, sm90_config::Sm90Kernels::of_e5m2, stream)
     }
 
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {

@@ -1,6 +1,7 @@
-//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of E4M3 codes, with 1x128 and 128x128
+//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of FP8 codes, with 1x128 and 128x128
 //! scales, whole or of groups of rows, with 1x128 scales on both sides, whole or of groups of k, and with scales of rows or whole matrices; what they store are
-//! numbers, or codes with 1x128 scales, or either of SwiGLU of two products.
+//! numbers, or codes with 1x128 scales, or either of SwiGLU of two products. Codes are E4M3; of whole products that store numbers also E5M2 on one side (`sm90_e5m2_a.cu`,
+//! `sm90_e5m2_b.cu`).
 
 use cudarc::driver::sys::CUtensorMap;
 
@@ -9,7 +10,7 @@ use super::epilogue::{activation_code, wide_code};
 use super::fp8::ScaleRule;
 use super::launch::{Blocks, enqueue};
 use super::operand::{address, check_aligned, check_bytes, extent};
-use super::sm90_config::{Kind, Sm90Config, Sm90Tile};
+use super::sm90_config::{E4M3_PAIR, Kind, Sm90Config, Sm90Tile};
 use super::sm90_groups::{Sm90Along, Sm90Groups, Sm90Rows};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
 use crate::epilogue::Activation;
@@ -76,15 +77,17 @@ pub(crate) enum Sm90End<'a> {
 /// of it; or for groups of rows the same of `A_g`, `B_g` and `bias_g`, for groups of k that of `A_g`, `B_g` and `D_g` without the rest.
 pub(crate) struct Sm90Call<'a> {
     pub(crate) config: Sm90Config,
+    /// Of the codes of A and B.
+    pub(crate) formats: [Fp8Format; 2],
     /// Rows of A and D, those of all groups and between them; of groups of k those of each group's D.
     pub(crate) m: usize,
     /// Columns of D: rows of B, of each group; of SwiGLU half of them.
     pub(crate) n: usize,
     /// That of all groups and between them, where they divide it.
     pub(crate) k: usize,
-    /// E4M3 `[m][k]`.
+    /// `[m][k]`.
     pub(crate) a: Sm90Operand<'a>,
-    /// E4M3 `[n][k]`, one group of rows after the other.
+    /// `[n][k]`, one group of rows after the other.
     pub(crate) b: Sm90Operand<'a>,
     /// How the scales of both lie; vectors on both sides are for groups of k, all others for groups of rows.
     pub(crate) layout: Sm90Scales,
@@ -449,6 +452,7 @@ impl Sm90Call<'_> {
     fn problem(&self, tile: Sm90Tile) -> Result<Sm90Problem> {
         let &Self {
             config: _,
+            formats: _,
             m,
             n,
             k,
@@ -544,9 +548,10 @@ impl Kernels {
         if call.m == 0 || call.n == 0 || call.group_count() == 0 {
             return Ok(());
         }
-        let (kind, config) = (call.kind(), call.config);
-        let found = config.tile_of(kind).zip(self.sm90(stream)?.of_call(kind, config));
-        let (tile, kernel) = found.ok_or_else(|| config.has_none(kind))?;
+        let (kind, config, formats) = (call.kind(), call.config, call.formats);
+        let kernels = if formats == E4M3_PAIR { self.sm90(stream)? } else { self.sm90_e5m2(stream)? };
+        let found = config.tile_of(kind).zip(kernels.of_call(formats, kind, config));
+        let (tile, kernel) = found.ok_or_else(|| config.has_none(kind, formats))?;
         let [map_a, map_b, map_d] = maps.of(stream, call, tile)?;
         enqueue!(stream, kernel, call.blocks(tile, self.sm_count), map_a, map_b, map_d, call.problem(tile)?)
     }

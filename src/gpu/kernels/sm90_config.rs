@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::launch::Kernel;
 use super::module::Modules;
 use crate::error::{Error, Result};
+use crate::format::Fp8Format;
 
 /// A configuration of the `sm90` product, by the tile of D of a thread block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -124,6 +125,18 @@ impl Sm90Config {
         self.codes_tile().is_some()
     }
 
+    /// Whether it has kernels for these codes of A and B: all have them for E4M3 on both sides, some for E5M2 on one of the two.
+    pub(crate) fn multiplies(self, formats: [Fp8Format; 2]) -> bool {
+        use Fp8Format::{E4M3, E5M2};
+        match formats {
+            [E4M3, E4M3] => true,
+            [E5M2, E4M3] | [E4M3, E5M2] => {
+                matches!(self, Self::Tile256x128 | Self::Tile128x128 | Self::Tile64x128 | Self::Tile64x64Two)
+            }
+            [E5M2, E5M2] => false,
+        }
+    }
+
     /// That it has no kernel which stores what was asked for.
     pub(crate) fn casts_nothing(self) -> Error {
         Error::unsupported(
@@ -133,8 +146,16 @@ impl Sm90Config {
         )
     }
 
-    /// That it has no kernel of this kind.
-    pub(super) fn has_none(self, kind: Kind) -> Error {
+    /// That it has no kernel of this kind for these codes.
+    pub(super) fn has_none(self, kind: Kind, formats: [Fp8Format; 2]) -> Error {
+        if formats != E4M3_PAIR {
+            let [a, b] = formats;
+            return Error::unsupported(
+                format!("the configuration {self} of a product of {a} codes (A) and {b} codes (B)"),
+                "with e5m2 on one of the two sides there are whole products that store numbers, in 256x128, 128x128, 64x128 and 64x64-two; with e5m2 on both none",
+                "quantize both operands to e4m3, or ask for one of these configurations",
+            );
+        }
         if matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped) {
             return self.casts_nothing();
         }
@@ -155,20 +176,23 @@ impl Sm90Config {
         }
     }
 
-    /// `gemm_fp8_block_<configuration>` and its like, with `_grouped` behind it for groups of rows, `_k_grouped` for groups of k.
-    pub(super) fn kernel(self, kind: Kind) -> String {
+    /// `gemm_fp8_block_<configuration>` and its like, with `_grouped` behind it for groups of rows, `_k_grouped` for groups of k; of other codes than E4M3 on both sides
+    /// `gemm_e5m2_e4m3_block_<configuration>`.
+    pub(super) fn kernel(self, formats: [Fp8Format; 2], kind: Kind) -> String {
         let name = self.name().replace('-', "_");
+        let [a, b] = formats;
+        let codes = if formats == E4M3_PAIR { "fp8".to_string() } else { format!("{a}_{b}") };
         match kind {
-            Kind::Block => format!("gemm_fp8_block_{name}"),
-            Kind::Grouped => format!("gemm_fp8_block_{name}_grouped"),
-            Kind::Vector => format!("gemm_fp8_vector_{name}"),
-            Kind::VectorOfK => format!("gemm_fp8_vector_{name}_k_grouped"),
-            Kind::Outer => format!("gemm_fp8_outer_{name}"),
-            Kind::OuterGrouped => format!("gemm_fp8_outer_{name}_grouped"),
-            Kind::Codes => format!("gemm_fp8_codes_{name}"),
-            Kind::CodesGrouped => format!("gemm_fp8_codes_{name}_grouped"),
-            Kind::Swiglu => format!("gemm_fp8_swiglu_{name}"),
-            Kind::SwigluGrouped => format!("gemm_fp8_swiglu_{name}_grouped"),
+            Kind::Block => format!("gemm_{codes}_block_{name}"),
+            Kind::Grouped => format!("gemm_{codes}_block_{name}_grouped"),
+            Kind::Vector => format!("gemm_{codes}_vector_{name}"),
+            Kind::VectorOfK => format!("gemm_{codes}_vector_{name}_k_grouped"),
+            Kind::Outer => format!("gemm_{codes}_outer_{name}"),
+            Kind::OuterGrouped => format!("gemm_{codes}_outer_{name}_grouped"),
+            Kind::Codes => format!("gemm_{codes}_codes_{name}"),
+            Kind::CodesGrouped => format!("gemm_{codes}_codes_{name}_grouped"),
+            Kind::Swiglu => format!("gemm_{codes}_swiglu_{name}"),
+            Kind::SwigluGrouped => format!("gemm_{codes}_swiglu_{name}_grouped"),
         }
     }
 }
@@ -264,9 +288,18 @@ impl Kind {
     }
 }
 
-/// The kernels of the family.
+/// Which file has which pair of codes with E5M2.
+const E5M2_FILES: [(&str, [Fp8Format; 2]); 2] = [
+    ("gemm/sm90_e5m2_a", [Fp8Format::E5M2, Fp8Format::E4M3]),
+    ("gemm/sm90_e5m2_b", [Fp8Format::E4M3, Fp8Format::E5M2]),
+];
+
+/// E4M3 on both sides.
+pub(super) const E4M3_PAIR: [Fp8Format; 2] = [Fp8Format::E4M3; 2];
+
+/// The kernels of a family, and the codes of A and B that they multiply.
 pub(super) struct Sm90Kernels {
-    kernels: Vec<(Kind, Sm90Config, Kernel)>,
+    kernels: Vec<([Fp8Format; 2], Kind, Sm90Config, Kernel)>,
 }
 
 impl Sm90Kernels {
@@ -276,13 +309,29 @@ impl Sm90Kernels {
             let file = modules.file(kind.file())?;
             for config in Sm90Config::ALL {
                 let Some(tile) = config.tile_of(kind) else { continue };
-                kernels.push((kind, config, file.kernel_with_shared(&config.kernel(kind), tile.shared)?));
+                kernels.push((E4M3_PAIR, kind, config, file.kernel_with_shared(&config.kernel(E4M3_PAIR, kind), tile.shared)?));
             }
         }
         Ok(Self { kernels })
     }
 
-    pub(super) fn of_call(&self, kind: Kind, config: Sm90Config) -> Option<Kernel> {
-        self.kernels.iter().find(|(k, c, _)| (*k, *c) == (kind, config)).map(|(.., kernel)| *kernel)
+    /// Those with E5M2 on one side.
+    pub(super) fn of_e5m2(modules: &Modules) -> Result<Self> {
+        let mut kernels = Vec::new();
+        for (file, formats) in E5M2_FILES {
+            let file = modules.file(file)?;
+            for kind in [Kind::Block, Kind::Vector, Kind::Outer] {
+                for config in Sm90Config::ALL.into_iter().filter(|config| config.multiplies(formats)) {
+                    let kernel = file.kernel_with_shared(&config.kernel(formats, kind), config.tile().shared)?;
+                    kernels.push((formats, kind, config, kernel));
+                }
+            }
+        }
+        Ok(Self { kernels })
+    }
+
+    pub(super) fn of_call(&self, formats: [Fp8Format; 2], kind: Kind, config: Sm90Config) -> Option<Kernel> {
+        let found = self.kernels.iter().find(|(f, k, c, _)| (*f, *k, *c) == (formats, kind, config));
+        found.map(|(.., kernel)| *kernel)
     }
 }

@@ -3,13 +3,17 @@
 use super::*;
 
 const TABLE: &str = include_str!("../../../../kernels/gemm/sm90_table.cuh");
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     include_str!("../../../../kernels/gemm/sm90_config.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block.cu"),
     include_str!("../../../../kernels/gemm/sm90_outer.cu"),
     include_str!("../../../../kernels/gemm/sm90_vector.cu"),
     include_str!("../../../../kernels/gemm/sm90_cast.cu"),
+    include_str!("../../../../kernels/gemm/sm90_e5m2.cuh"),
 ];
+
+/// E5M2 on either side.
+const E5M2_PAIRS: [[Fp8Format; 2]; 2] = [[Fp8Format::E5M2, Fp8Format::E4M3], [Fp8Format::E4M3, Fp8Format::E5M2]];
 
 /// How many operands of a call are checked.
 const OPERANDS: usize = 9;
@@ -55,6 +59,7 @@ fn check_places(
     spans.iter_mut().zip(places).for_each(|(span, place)| span.address += place);
     let call = Sm90Call {
         config: Sm90Config::Tile128x128,
+        formats: E4M3_PAIR,
         m,
         n,
         k,
@@ -95,14 +100,20 @@ fn tile_of(row: &[&str], parts: usize) -> Sm90Tile {
 fn the_table_is_that_of_the_kernels() {
     let rows: Vec<Vec<&str>> = TABLE
         .lines()
-        .filter_map(|line| line.strip_prefix("SM90(").or(line.strip_prefix("SM90_SPLIT("))?.strip_suffix(')'))
-        .map(|row| row.split(", ").collect())
+        .filter(|line| line.starts_with("SM90"))
+        .filter_map(|line| line.strip_suffix(')'))
+        .map(|row| row.split(['(', ',']).map(str::trim).collect())
         .collect();
     assert_eq!(rows.len(), Sm90Config::ALL.len());
     for (config, row) in Sm90Config::ALL.into_iter().zip(rows) {
+        let (of, row) = (row[0], &row[1..]);
+        for pair in E5M2_PAIRS {
+            assert_eq!(config.multiplies(pair), of == "SM90", "{config}");
+        }
+        assert_eq!(config.k_parts() > 1, of == "SM90_SPLIT", "{config}");
         let tile = tile_of(&row[1..], 1);
         let name = format!("gemm_fp8_block_{}", row[0]);
-        assert_eq!((config.kernel(Kind::Block), config.tile()), (name, tile), "{config}");
+        assert_eq!((config.kernel(E4M3_PAIR, Kind::Block), config.tile()), (name, tile), "{config}");
         // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
         assert!(tile.shared <= 227 << 10 && tile.residents * (tile.shared as usize + 1024) <= 228 << 10, "{config}");
         assert_eq!((tile.split, row.len()), (config.k_parts(), if tile.split > 1 { 13 } else { 12 }), "{config}");
@@ -118,13 +129,13 @@ fn the_table_of_casts_is_that_of_the_kernels() {
         let rows: Vec<Vec<&str>> =
             rows.map(|row| row.split(", ").collect()).filter(|row: &Vec<&str>| row[1] == end).collect();
         let found = rows.iter().map(|row| (format!("gemm_fp8_{}", row[0]), tile_of(&row[2..], parts)));
-        let known = Sm90Config::ALL.into_iter().filter_map(|c| Some((c.kernel(kind), c.tile_of(kind)?)));
+        let known = Sm90Config::ALL.into_iter().filter_map(|c| Some((c.kernel(E4M3_PAIR, kind), c.tile_of(kind)?)));
         assert_eq!(found.collect::<Vec<_>>(), known.collect::<Vec<_>>(), "{end}");
         rows.len()
     };
     assert_eq!((of_kind(Kind::Codes, "END_CODES", 1), of_kind(Kind::Swiglu, "END_SWIGLU", 2)), (3, 2));
     for grouped in [Kind::CodesGrouped, Kind::SwigluGrouped] {
-        let kernel = Sm90Config::Tile64x128.kernel(grouped);
+        let kernel = Sm90Config::Tile64x128.kernel(E4M3_PAIR, grouped);
         assert!(kernel.ends_with("_64x128_grouped"), "{kernel}");
     }
 }
@@ -133,7 +144,7 @@ fn the_table_of_casts_is_that_of_the_kernels() {
 fn each_kind_has_kernels_of_its_own() {
     let config = Sm90Config::Tile64x64Two;
     assert_eq!(
-        Kind::ALL.map(|kind| config.kernel(kind)),
+        Kind::ALL.map(|kind| config.kernel(E4M3_PAIR, kind)),
         [
             "block_64x64_two",
             "block_64x64_two_grouped",
@@ -148,6 +159,15 @@ fn each_kind_has_kernels_of_its_own() {
         ]
         .map(|name| format!("gemm_fp8_{name}"))
     );
+    assert_eq!(config.kernel(E5M2_PAIRS[0], Kind::Vector), "gemm_e5m2_e4m3_vector_64x64_two");
+    assert_eq!(config.kernel(E5M2_PAIRS[1], Kind::Outer), "gemm_e4m3_e5m2_outer_64x64_two");
+    for kind in ["block", "vector", "outer"] {
+        assert_eq!(SOURCES[5].matches(&format!("SM90_E5M2({kind}_##NAME)")).count(), 1);
+    }
+    let both = [Fp8Format::E5M2; 2];
+    assert!(Sm90Config::ALL.into_iter().all(|config| config.multiplies(E4M3_PAIR) && !config.multiplies(both)));
+    let words = config.has_none(Kind::Block, both).to_string();
+    assert!(words.contains("64x64-two of a product of e5m2 codes (A) and e5m2 codes (B)"), "{words}");
     // Those for whole products also where blocks divide k.
     for (file, kernel) in [
         (1, "gemm_fp8_block_##NAME,"),
@@ -262,6 +282,7 @@ fn casts_of_d_have_codes_and_scales_and_no_more() {
         let codes = Sm90Codes { scales: &scales, recipe };
         let mut call = Sm90Call {
             config: Sm90Config::Tile64x128,
+            formats: E4M3_PAIR,
             m,
             n,
             k,
@@ -358,6 +379,7 @@ fn groups_of_k_have_one_a_and_b_and_many_d() {
         let spans: Vec<_> = spans.collect();
         let mut call = Sm90Call {
             config: Sm90Config::Tile256x128,
+            formats: E4M3_PAIR,
             m,
             n,
             k,
@@ -419,6 +441,7 @@ fn groups_of_k_have_1x128_scales_on_both_sides() {
     let operand = Sm90Operand { codes: &all, scales: &all };
     let call = |layout, along| Sm90Call {
         config: Sm90Config::Tile64x64,
+        formats: E4M3_PAIR,
         m: 128,
         n: 128,
         k: 512,
