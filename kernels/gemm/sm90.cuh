@@ -224,13 +224,19 @@ template <class C> struct Sm90Math {
         scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
     }
 
-    // One lane of a warp for each block of the cluster says that the warp has read the stage.
-    __device__ __forceinline__ void give_back(u32 stage) {
-        __syncwarp();  // an arrival tells of what its own lane has read
-        const u32 lane = threadIdx.x % 32, empty = shared + C::EMPTY + 8 * stage;
+    // One lane of a warp for each block of the cluster says that the warp has read the stage. `read`: bits of all that its lanes have loaded from there. An arrival does not wait for loads that
+    // were issued before it: they may stand in a queue behind additions to D, for longer than the next copy takes (observed: H200, 2026-11, once in 30,000 products that add to D). So the vote waits
+    // for the numbers, of all lanes, and who arrives follows from it; which lane that is, does not matter.
+    __device__ __forceinline__ void give_back(u32 stage, u32 read) {
+        const u32 other = __all_sync(0xFFFFFFFFu, read == 0xFFFFFFFFu) ? C::SHARERS : 0;
+        arrive(stage, threadIdx.x % 32 - other);
+    }
+
+    __device__ __forceinline__ void arrive(u32 stage, u32 to) {
+        const u32 empty = shared + C::EMPTY + 8 * stage;
         if (C::SHARERS > 1) {
-            if (lane < C::SHARERS) barrier_arrive_at(empty, lane);
-        } else if (lane == 0) {
+            if (to < C::SHARERS) barrier_arrive_at(empty, to);
+        } else if (to == 0) {
             barrier_arrive(empty);
         }
     }
@@ -252,7 +258,7 @@ template <class C> struct Sm90Math {
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
         constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR, TOGETHER = SCALED && C::DEPTH > 1;
         float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tiles[C::SCALE_PARTS] = {};
-        u32 from_a = 0, from_b = 0, scale = 0;
+        u32 from_a = 0, from_b = 0, scale = 0, read = 0;
 #pragma unroll
         for (u32 i = 0; i < ALL + C::DEPTH - 1; i++) {
             if (i < ALL) {
@@ -301,7 +307,13 @@ template <class C> struct Sm90Math {
                 // One stage back for each k-block that is begun and not done.
                 const u32 back = (i < ALL ? i / EACH : BLOCKS - 1) - j / EACH + 1;
                 const u32 stage = ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back;
-                if (!VECTOR && j % EACH == EACH - 1) give_back(stage);
+                // Bits of what was loaded: scales of A, with those of B where they have been multiplied, else those too.
+                if (SCALED) read = __float_as_uint(low[done]) | __float_as_uint(high[done]);
+                if (C::CROSSED) read |= __float_as_uint(tiles[0]) | __float_as_uint(tiles[C::SCALE_PARTS - 1]);
+                if (!VECTOR && j % EACH == EACH - 1) {
+                    if (SCALED) give_back(stage, read);
+                    else arrive(stage, threadIdx.x % 32);
+                }
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
                 for (u32 e = 0; e < PIECE; e += 4) {
@@ -313,13 +325,14 @@ template <class C> struct Sm90Math {
                     float2 col = {1.0f, 1.0f};
                     if (C::CROSSED) col.x = col.y = tile_of<EDGE>(tiles, j % C::ATOMS, 2 * e / C::CUT * C::CUT);
                     if (VECTOR) col = shared_pair(scale_b + stage * C::SCALES_B_BYTES + (j % C::ATOMS * C::ATOM + 2 * e) * 4);
+                    if (VECTOR) read |= __float_as_uint(col.x);
                     to[e] = __fmaf_rn(VECTOR || C::CROSSED ? low[done] * col.x : low[done], part[done][e], to[e]);
                     to[e + 1] = __fmaf_rn(VECTOR || C::CROSSED ? low[done] * col.y : low[done], part[done][e + 1], to[e + 1]);
                     to[e + 2] = __fmaf_rn(VECTOR || C::CROSSED ? high[done] * col.x : high[done], part[done][e + 2], to[e + 2]);
                     to[e + 3] = __fmaf_rn(VECTOR || C::CROSSED ? high[done] * col.y : high[done], part[done][e + 3], to[e + 3]);
                 }
                 // Scales of B are read until now.
-                if (VECTOR && j % EACH == EACH - 1) give_back(stage);
+                if (VECTOR && j % EACH == EACH - 1) give_back(stage, read);
             }
         }
     }
@@ -354,7 +367,8 @@ template <class C> struct Sm90Math {
     __device__ __forceinline__ void pass(u32 blocks) {
         for (u32 block = 0; block < blocks; block++) {
             barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
-            give_back(ring.stage);
+            __syncwarp();  // no lane may still wait for a phase that another has let pass
+            arrive(ring.stage, threadIdx.x % 32);
             ring.advance();
         }
     }
