@@ -55,9 +55,11 @@ pub(crate) fn swiglu_in_steps([m, n, k]: [usize; 3], sm_count: usize) -> Option<
     if m >= MOST_ROWS_IN_STEPS {
         return None;
     }
-    let fused = swiglu_cycles(1, [m, n, k], sm_count).map(|(cycles, _)| cycles).min()?;
+    // Neither is faster than a read of B.
+    let read = 2 * n * k / 2400;
+    let fused = swiglu_cycles(1, [m, n, k], sm_count).map(|(cycles, _)| cycles).min()?.max(read);
     let products = order(1, [m, 2 * n, k], sm_count)[0];
-    let steps = cycles(products, 1, [m, 2 * n, k], sm_count) + 3500 + m * n * 16 / 2400;
+    let steps = cycles(products, 1, [m, 2 * n, k], sm_count).max(read) + 3500 + m * n * 16 / 2400;
     (steps < fused).then_some(products)
 }
 
