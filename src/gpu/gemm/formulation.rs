@@ -400,7 +400,10 @@ mod tests {
             (desc(4, blk, vec), [&[Native], &[], &[], &[], &[]]),
             (desc(4, vec, vec), [&[Native, Sm90], &[], &[], &[], &[Sm90]]),
             (desc(4, wide, blk), [&[Native, RepeatedScales, Sm90], &[], &[], &[], &[Sm90]]),
-            (desc(4, tensor, Scheme::Fp8Tensor(Fp8Format::E5M2)), [&[Native, Sm90], &[Native], &[Native], &[], &[Native, Sm90]]),
+            (
+                desc(4, tensor, Scheme::Fp8Tensor(Fp8Format::E5M2)),
+                [&[Native, Sm90], &[Native], &[Native], &[], &[Native, Sm90]],
+            ),
         ];
         for (desc, wanted) in cases {
             for (facts, wanted) in [H200, ada, blackwell, ampere, old].into_iter().zip(wanted) {

@@ -5,9 +5,7 @@ use crate::format::CodeFormat;
 use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{
-    Facts, Finish, Formulation, HOPPER, PairKind, available, pair_kind, sm90_formats,
-};
+use crate::gpu::gemm::formulation::{Facts, Finish, Formulation, HOPPER, PairKind, available, pair_kind, sm90_formats};
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
 use crate::gpu::gemm::outline::{ValueSource, outline};
@@ -221,6 +219,7 @@ mod tests {
         let first = |m, n, k, a, b, facts| preference_for_any_m(&desc(m, n, k, a, b), facts).0[0];
         // What the numbers say is the business of `measured`; here they are followed, by row or by rule, whatever they are.
         let other = Facts { measured: false, ..H200 };
+        let mut seen = std::collections::HashSet::new();
         for (m, n, k) in [(1, 24576, 1536), (64, 24576, 1536), (8192, 4096, 7168), (16, 9984, 4096), (8192, 9984, 4096)]
         {
             for (a, b, alternative, tables) in
@@ -243,14 +242,17 @@ mod tests {
                     };
                     let wanted = if ours { Sm90 } else { wanted };
                     assert_eq!(first(m, n, k, a, b, facts), wanted, "{m} x {n} x {k} on {facts:?}: {choice:?}");
-                    // Another format has the same two ways of the library.
+                    // Another format has the same two ways of the library, and ours where the configuration for the shape has kernels for it.
                     if alternative == RepeatedScales {
                         let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-                        assert_ne!(first(m, n, k, wide, b, facts), Sm90);
+                        let fast = sm90_rules::has_the_fastest([m, n, k], sms, [Fp8Format::E5M2, F]);
+                        assert_eq!(first(m, n, k, wide, b, facts) == Sm90, ours && fast, "{m} x {n} x {k}");
+                        seen.insert((ours, fast));
                     }
                 }
             }
         }
+        assert!(seen.contains(&(true, true)) && seen.contains(&(true, false)), "{seen:?}");
         // In every record so far: one row of A is repeated scales' and rescaled's, thousands on a wide B are ours and native's.
         assert_eq!(
             [vec, row].map(|a| first(1, 4096, 7168, a, if a == row { row } else { blk }, H200)),
@@ -463,7 +465,7 @@ mod tests {
         let mut unasked = Vec::new();
         for m in [1, 2, 7, 16, 32, 33, 128, 513, 4096, 8192] {
             let of = |a: Operand, b, out| GemmDesc::new(m, 4096, 7168, a, b, out).with_batch_invariant(true);
-            for (a, b) in [(vec, blk), (vec, vec), (row, row), (tensor, tensor)] {
+            for (a, b) in [(vec, blk), (vec, vec), (row, row), (tensor, tensor), (wide, blk)] {
                 let a = a.into();
                 for out in [DType::Bf16, DType::F16, DType::F32] {
                     let add = of(a, b, DType::F32).with_accumulate(Accumulate::Add);
@@ -477,8 +479,7 @@ mod tests {
             assert_eq!(ways(&codes, H200), [(Sm90, Finish::EpilogueKernel)], "{codes}");
             let plain = Operand::Plain(DType::Bf16);
             for (a, b) in [
-                (Operand::from(wide), blk),
-                (blk.into(), vec),
+                (Operand::from(blk), vec),
                 (Scheme::Nvfp4.into(), Scheme::Nvfp4),
                 (plain, Scheme::Nvfp4),
                 (plain, Scheme::Mxfp4),

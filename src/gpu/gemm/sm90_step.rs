@@ -42,7 +42,16 @@ impl Sm90Product {
     fn new(desc: &GemmDesc, sum: &Sum, sm_count: usize, configs: Vec<Sm90Config>) -> Self {
         let mnk = [desc.m, desc.n, desc.k];
         let waves = waves(configs[0], mnk, sm_count);
-        Self { sum: *sum, formats: sm90_formats(desc), waves, configs, chosen: 0, mnk, sm_count, maps: Sm90Maps::default() }
+        Self {
+            sum: *sum,
+            formats: sm90_formats(desc),
+            waves,
+            configs,
+            chosen: 0,
+            mnk,
+            sm_count,
+            maps: Sm90Maps::default(),
+        }
     }
 
     /// The kernels that it launches.

@@ -82,7 +82,8 @@ impl Product {
     ) -> Result<Offered<Self>> {
         let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
         match (algorithm, outline.formulation) {
-            (Algorithm::Sm90(config), Formulation::Sm90) if sm90_rules::serves(*config, desc.batch_invariant, sm90_formats(desc)) =>
+            (Algorithm::Sm90(config), Formulation::Sm90)
+                if sm90_rules::serves(*config, desc.batch_invariant, sm90_formats(desc)) =>
             {
                 Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, gpu.sm_count, *config)))))
             }

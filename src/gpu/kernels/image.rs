@@ -83,7 +83,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 37] = [
+const HEADERS: [(&str, &str); 38] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -114,6 +114,7 @@ const HEADERS: [(&str, &str); 37] = [
     ("gemm/sm90_store.cuh", include_str!("../../../kernels/gemm/sm90_store.cuh")),
     ("gemm/sm90_cast.cuh", include_str!("../../../kernels/gemm/sm90_cast.cuh")),
     ("gemm/sm90.cuh", include_str!("../../../kernels/gemm/sm90.cuh")),
+    ("gemm/sm90_e5m2.cuh", include_str!("../../../kernels/gemm/sm90_e5m2.cuh")),
     ("gemm/sm90_table.cuh", include_str!("../../../kernels/gemm/sm90_table.cuh")),
     ("gemm/small_m.cuh", include_str!("../../../kernels/gemm/small_m.cuh")),
     ("gemm/small_m_e2m1.cuh", include_str!("../../../kernels/gemm/small_m_e2m1.cuh")),

@@ -309,7 +309,12 @@ impl Sm90Kernels {
             let file = modules.file(kind.file())?;
             for config in Sm90Config::ALL {
                 let Some(tile) = config.tile_of(kind) else { continue };
-                kernels.push((E4M3_PAIR, kind, config, file.kernel_with_shared(&config.kernel(E4M3_PAIR, kind), tile.shared)?));
+                kernels.push((
+                    E4M3_PAIR,
+                    kind,
+                    config,
+                    file.kernel_with_shared(&config.kernel(E4M3_PAIR, kind), tile.shared)?,
+                ));
             }
         }
         Ok(Self { kernels })

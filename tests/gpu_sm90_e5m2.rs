@@ -1,0 +1,184 @@
+//! Our product for sm_90 of E5M2 codes on one side and E4M3 codes on the other: each configuration that has kernels for them, with every kind of scales and every epilogue, within the
+//! f64 bound and with the same bits in all of them, whatever m is, in graphs; what has no kernel is refused; the library's products agree.
+#![cfg(feature = "cuda")]
+
+mod common;
+#[path = "common/sm90.rs"]
+mod sm90;
+
+use common::gemm::*;
+use common::*;
+use scaled_gemm::reference::Gelu;
+use scaled_gemm::{
+    Accumulation, DType, Finish, Formulation, Fp8Format, Handle, KernelFamily, PlanOptions, Scheme, Sm90Config,
+    TuneRecord,
+};
+use sm90::{E4M3, planned};
+
+const E5M2: Fp8Format = Fp8Format::E5M2;
+/// Those with kernels for them.
+const CONFIGS: [Sm90Config; 4] =
+    [Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128, Sm90Config::Tile64x64Two];
+
+fn hopper() -> Option<Handle> {
+    handle_with(KernelFamily::Sm90E5m2)
+}
+
+/// Every pair of schemes, with E5M2 on either side.
+fn pairs() -> Vec<(Scheme, Scheme)> {
+    use Scheme::{Fp8Group1x128 as Vec128, Fp8Group128x128 as Blk, Fp8Row as Row, Fp8Tensor as Tensor};
+    let kinds: [fn(Fp8Format, Fp8Format) -> (Scheme, Scheme); 4] = [
+        |a, b| (Vec128(a), Blk(b)),
+        |a, b| (Vec128(a), Vec128(b)),
+        |a, b| (Row(a), Row(b)),
+        |a, b| (Tensor(a), Tensor(b)),
+    ];
+    kinds.into_iter().flat_map(|of| [of(E5M2, E4M3), of(E4M3, E5M2)]).collect()
+}
+
+fn check(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], pair: (Scheme, Scheme), case: Case) -> f64 {
+    let ops = Operands::new(handle, rng, [m, n, k], pair);
+    let extras = Extras::new(handle, rng, m, n, &[case.gap]);
+    let bound = ops.sums(Accumulation::Precise).with(&extras.inputs(&ops, &case), Gelu::Ieee).unwrap();
+    let (mut first, mut worst) = (None, 0f64);
+    for config in CONFIGS {
+        let mut plan = planned(handle, &case.desc(&ops), config);
+        assert_eq!((plan.finish(), plan.workspace_bytes()), (Finish::Fused, 0), "{}", plan.explain());
+        let stored = execute(handle, &mut plan, &ops, &extras, &case);
+        let found = bound.check(stored.values(&ops, &case).view());
+        worst = worst.max(found.unwrap_or_else(|e| panic!("{pair:?}: {e}\n{}", plan.explain())));
+        let (name, first) = first.get_or_insert_with(|| (config, stored.clone()));
+        assert!(*first == stored, "{pair:?}: {config} differs from {name}");
+    }
+    worst
+}
+
+/// Small, for runs under a sanitizer; with more k-blocks than any ring has stages.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(601);
+    for pair in pairs() {
+        check(&handle, &mut rng, [131, 136, 1168], pair, layer());
+    }
+}
+
+#[test]
+fn shapes_that_cut_tiles_stages_and_clusters() {
+    let Some(handle) = hopper() else { return };
+    let (mut rng, mut worst) = (Noise::new(602), 0f64);
+    for pair in pairs() {
+        for shape in [[1, 8, 16], [63, 120, 112], [65, 264, 144], [300, 136, 2064], [129, 520, 128]] {
+            for case in [
+                Case { gap: 8, ..Case::new(DType::Bf16) },
+                Case { beta: Some(1.0), alpha: -0.75, gap: 4, ..Case::new(DType::F32) },
+            ] {
+                worst = worst.max(check(&handle, &mut rng, shape, pair, case));
+            }
+        }
+    }
+    println!("largest error {worst:.3} of its tolerance");
+}
+
+/// Sides are not exchanged, and codes are not read as of the other format: powers of two, which both hold, as other codes.
+#[test]
+fn codes_are_of_their_side() {
+    let Some(handle) = hopper() else { return };
+    let (m, n, k) = (64, 64, 128);
+    for (a, b) in [(E5M2, E4M3), (E4M3, E5M2)] {
+        let ones = |format, value: f32| {
+            let x = ndarray::Array2::from_elem((64, k), value);
+            quantized(&x, Scheme::Fp8Tensor(format))
+        };
+        let ops = Operands::of(&handle, ones(a, 0.5), ones(b, 2.0));
+        let (case, extras) = (Case::new(DType::F32), Extras::new(&handle, &mut Noise::new(603), m, n, &[]));
+        for config in CONFIGS {
+            let stored = execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
+            assert!(stored.values(&ops, &case).iter().all(|v| *v == 128.0), "{a} x {b}, {config}");
+        }
+    }
+}
+
+/// Infinities and NaN of E5M2 stay in their row, and the others are what they are without them.
+#[test]
+fn infinities_stay_in_their_row() {
+    let Some(handle) = hopper() else { return };
+    let (mut rng, [m, n, k]) = (Noise::new(604), [131, 136, 400]);
+    let pair = (Scheme::Fp8Group1x128(E5M2), Scheme::Fp8Group128x128(E4M3));
+    let host = quantized(&tiled(&mut rng, m, k), pair.0);
+    let mut codes = host.logical_codes().to_vec();
+    (codes[70 * k + 390], codes[3 * k + 5]) = (0x7C, 0x7E);
+    let host = scaled_gemm::HostQuantMatrix::from_logical(pair.0, m, k, codes, &host.logical_scales()).unwrap();
+    let ops = Operands::of(&handle, host, quantized(&tiled(&mut rng, n, k), pair.1));
+    let (case, extras) = (Case::new(DType::Bf16), Extras::new(&handle, &mut rng, m, n, &[]));
+    for config in CONFIGS {
+        let stored = execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
+        let d = stored.values(&ops, &case);
+        let finite = |row: usize| d.row(row).iter().all(|v| v.is_finite());
+        assert!(d.row(70).iter().all(|v| !v.is_finite()) && d.row(3).iter().all(|v| v.is_nan()), "{config}");
+        assert!((0..m).filter(|row| ![3, 70].contains(row)).all(finite), "{config}");
+    }
+}
+
+/// The planner's choice is within the bound at any m, and batch-invariant products have equal rows.
+#[test]
+fn plans_choose_what_there_is() {
+    let Some(handle) = hopper() else { return };
+    let (mut rng, n, k) = (Noise::new(605), 264, 656);
+    for pair in pairs() {
+        for m in [1, 33, 128, 700] {
+            let ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
+            let (case, extras) = (Case::new(DType::F32), Extras::new(&handle, &mut rng, m, n, &[]));
+            let bound = ops.sums(Accumulation::Precise).with(&extras.inputs(&ops, &case), Gelu::Ieee).unwrap();
+            let mut invariant = handle.plan(&case.desc(&ops).with_batch_invariant(true)).unwrap();
+            assert_eq!(invariant.formulation(), Formulation::Sm90, "{}", invariant.explain());
+            for plan in [&mut handle.plan(&case.desc(&ops)).unwrap(), &mut invariant] {
+                // The call asks for what the plan is of.
+                let stored = execute(&handle, plan, &ops, &extras, &case);
+                bound.check(stored.values(&ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{}", plan.explain()));
+            }
+        }
+    }
+}
+
+#[test]
+fn graphs_give_the_eager_bits() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(606);
+    for (pair, config) in pairs().into_iter().zip(CONFIGS.into_iter().cycle()) {
+        let ops = Operands::new(&handle, &mut rng, [300, 520, 656], pair);
+        let extras = Extras::new(&handle, &mut rng, 300, 520, &[8]);
+        let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
+        let mut plan = planned(&handle, &case.desc(&ops), config);
+        let want = execute(&handle, &mut plan, &ops, &extras, &case);
+        let mut output = Output::new(&handle, &ops, &extras, &case);
+        let graph = capture_among_others(&handle, || plan.execute(&handle, output.args(&ops, &extras, &case))).unwrap();
+        for _ in 0..3 {
+            output.reset(&handle);
+            handle.launch(&graph).unwrap();
+            assert!(output.read(&handle, "replay") == want, "{pair:?}, {config}: a replay differs");
+        }
+    }
+}
+
+/// A record of a configuration without kernels for E5M2 is refused, and so are both sides in it.
+#[test]
+fn what_has_no_kernel_is_refused() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(607);
+    for pair in pairs() {
+        let ops = Operands::new(&handle, &mut rng, [131, 136, 400], pair);
+        let desc = Case::new(DType::Bf16).desc(&ops);
+        let good = plan(&handle, &desc, Formulation::Sm90).record().unwrap().to_json().unwrap();
+        let (before, rest) = good.split_once("\"sm90\": \"").unwrap();
+        let (_, after) = rest.split_once('"').unwrap();
+        for config in Sm90Config::ALL.into_iter().filter(|config| !CONFIGS.contains(config)) {
+            let record = TuneRecord::from_json(&format!("{before}\"sm90\": \"{config}\"{after}")).unwrap();
+            let planned = handle.plan_with(&desc, &PlanOptions::default().with_record(record));
+            refused(planned, &["tuning record refused", "sm90 has no such algorithm"]);
+        }
+    }
+    let both = Scheme::Fp8Tensor(E5M2);
+    let ops = Operands::new(&handle, &mut rng, [16, 16, 16], (both, both));
+    refused(handle.plan(&Case::new(DType::Bf16).desc(&ops)), &["E5M2 by E5M2"]);
+}
