@@ -284,11 +284,14 @@ fn a_scale_for_each_group_is_that_of_its_operand_alone() {
         return;
     }
     let options = PlanOptions::default().with_formulation(Formulation::Sm90);
-    let mut plan = handle.plan_with(&GemmDesc::new(SLOT, OUT, K, scheme, scheme, DType::F32), &options).unwrap();
+    // Of groups no block has a part of k, and of one product none where its rows have the same bits for any m.
+    let desc = GemmDesc::new(SLOT, OUT, K, scheme, scheme, DType::F32).with_batch_invariant(true);
+    let mut plan = handle.plan_with(&desc, &options).unwrap();
     let mut alone = |g: usize, scale_a: f32, scale_b: f32| -> Vec<f32> {
         let (a, b) = (stacked(&x[g..=g], scale_a), stacked(&w[g..=g], scale_b));
         let mut d = handle.alloc(SLOT * OUT * 4).unwrap();
-        plan.execute(&handle, GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::F32, SLOT, OUT).unwrap())).unwrap();
+        let args = GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::F32, SLOT, OUT).unwrap()).batch_invariant(true);
+        plan.execute(&handle, args).unwrap();
         handle.read(&d.view()).unwrap()
     };
     let mut check = |d: &DeviceBuffer, of: [Vec<f32>; 2], what: &str| {
@@ -300,7 +303,7 @@ fn a_scale_for_each_group_is_that_of_its_operand_alone() {
             assert!(same, "{what}, group {g}");
         }
     };
-    for config in Sm90Config::ALL {
+    for config in Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1) {
         d = handle.upload(&vec![f32::NAN; GROUPS * SLOT * OUT]).unwrap();
         handle
             .grouped_gemm(

@@ -229,6 +229,7 @@ template <class C> struct Sm90Math {
     // for the numbers, of all lanes, and who arrives follows from it; which lane that is, does not matter.
     __device__ __forceinline__ void give_back(u32 stage, u32 read) {
         const u32 other = __all_sync(0xFFFFFFFFu, read == 0xFFFFFFFFu) ? C::SHARERS : 0;
+        __syncwarp();  // for who reads the model: an arrival tells of what its own lane has read
         arrive(stage, threadIdx.x % 32 - other);
     }
 
