@@ -157,7 +157,8 @@ fn measure(handle: &Handle, watch: &ClockWatch, case: [usize; 3]) {
         of.alone.iter().for_each(|(_, b)| plan.prepare(handle, b).unwrap());
         ways.push(Way::OneByOne(Box::new(plan)));
     }
-    ways.extend(Sm90Config::ALL.map(|config| Way::Contiguous(Some(config))));
+    let of_groups = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1);
+    ways.extend(of_groups.map(|config| Way::Contiguous(Some(config))));
     ways.extend([Way::Contiguous(None), Way::Masked]);
 
     let mut d = handle.stream().alloc_zeros::<u8>(groups * step * N * 2).unwrap();
