@@ -225,7 +225,7 @@ template <class C> struct Sm90Math {
     }
 
     // One lane of a warp for each block of the cluster says that the warp has read the stage. `read`: bits of all that its lanes have loaded from there. An arrival does not wait for loads that
-    // were issued before it: they may stand in a queue behind additions to D, for longer than the next copy takes (observed: H200, 2026-11, once in 30,000 products that add to D). So the vote waits
+    // were issued before it: they may stand in a queue behind additions to D, for longer than the next copy takes (observed: H200, 2026-11, once in 13,000 products that add to D). So the vote waits
     // for the numbers, of all lanes, and who arrives follows from it; which lane that is, does not matter.
     __device__ __forceinline__ void give_back(u32 stage, u32 read) {
         const u32 other = __all_sync(0xFFFFFFFFu, read == 0xFFFFFFFFu) ? C::SHARERS : 0;
