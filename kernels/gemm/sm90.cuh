@@ -224,21 +224,14 @@ template <class C> struct Sm90Math {
         scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
     }
 
-    // One lane of a warp for each block of the cluster says that the warp has read the stage. `read`: bits of all that its lanes have loaded from there. An arrival does not wait for loads that
-    // were issued before it: they may stand in a queue behind additions to D, for longer than the next copy takes (observed: H200, 2026-11, once in 13,000 products that add to D). So the vote waits
-    // for the numbers, of all lanes, and who arrives follows from it; which lane that is, does not matter.
+    // One lane of a warp for each block of the cluster says that the warp has read the stage. `read`: bits of all that the lane has loaded from there, if that is anything.
     __device__ __forceinline__ void give_back(u32 stage, u32 read) {
-        const u32 other = __all_sync(0xFFFFFFFFu, read == 0xFFFFFFFFu) ? C::SHARERS : 0;
-        __syncwarp();  // for who reads the model: an arrival tells of what its own lane has read
-        arrive(stage, threadIdx.x % 32 - other);
-    }
-
-    __device__ __forceinline__ void arrive(u32 stage, u32 to) {
-        const u32 empty = shared + C::EMPTY + 8 * stage;
+        const u32 lane = threadIdx.x % 32, empty = shared + C::EMPTY + 8 * stage;
+        __syncwarp();  // an arrival tells of what its own lane has read
         if (C::SHARERS > 1) {
-            if (to < C::SHARERS) barrier_arrive_at(empty, to);
-        } else if (to == 0) {
-            barrier_arrive(empty);
+            if (lane < C::SHARERS) barrier_arrive_at(empty, lane, read);
+        } else if (lane == 0) {
+            barrier_arrive(empty, read);
         }
     }
 
@@ -311,10 +304,7 @@ template <class C> struct Sm90Math {
                 // Bits of what was loaded: scales of A, with those of B where they have been multiplied, else those too.
                 if (SCALED) read = __float_as_uint(low[done]) | __float_as_uint(high[done]);
                 if (C::CROSSED) read |= __float_as_uint(tiles[0]) | __float_as_uint(tiles[C::SCALE_PARTS - 1]);
-                if (!VECTOR && j % EACH == EACH - 1) {
-                    if (SCALED) give_back(stage, read);
-                    else arrive(stage, threadIdx.x % 32);
-                }
+                if (!VECTOR && j % EACH == EACH - 1) give_back(stage, read);
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
                 for (u32 e = 0; e < PIECE; e += 4) {
@@ -368,8 +358,7 @@ template <class C> struct Sm90Math {
     __device__ __forceinline__ void pass(u32 blocks) {
         for (u32 block = 0; block < blocks; block++) {
             barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
-            __syncwarp();  // no lane may still wait for a phase that another has let pass
-            arrive(ring.stage, threadIdx.x % 32);
+            give_back(ring.stage, 0);
             ring.advance();
         }
     }
