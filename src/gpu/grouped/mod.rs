@@ -1,10 +1,12 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie: of FP8 operands those of `sm90`, of plain rows those that decode weights
-//! (`few`). Of other pairs, and on other GPUs, one product a slot (`slots`). `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros.
+//! (`few`). Of other pairs, and on other GPUs, one product a slot (`slots`). `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `fit`: what operands must have in
+//! common.
 
 mod between;
 pub(crate) mod few;
+pub(crate) mod fit;
 mod slots;
 mod weight;
 mod whole;
@@ -13,7 +15,7 @@ pub use weight::GroupedWeightGradient;
 
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{DType, Operand, pair};
+use crate::format::{Operand, pair};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
 use crate::gpu::device::stream::Order;
 use crate::gpu::gemm::formulation::{HOPPER, grouped_scales};
@@ -25,6 +27,7 @@ use crate::gpu::kernels::{
 };
 use crate::gpu::lt::quirks::why_not_grouped;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+use fit::{Fit, check_apart, check_numbers, check_places_apart};
 
 /// Where the rows of groups lie in A and D, which have the same rows. All numbers are signed 64-bit integers (`i64`) in device memory, at least
 /// as many of each kind as there are groups, which each launch reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
@@ -284,46 +287,11 @@ impl<'a> GroupedGemmArgs<'a> {
 
     /// Refuses operands that do not fit together.
     fn check(&self) -> Result<()> {
-        let Self { a, b, groups, d, .. } = self;
-        let (n, k) = (d.cols(), a.cols());
-        if b.cols() != k {
-            return Err(Error::shape(
-                "B",
-                format!("{} x {}", b.rows(), b.cols()),
-                format!("must have A's {k} columns"),
-                "pass A and B of the same k",
-            ));
-        }
-        if !n.is_multiple_of(128) {
-            return Err(Error::shape(
-                "D",
-                format!("{} x {n}", d.rows()),
-                "must have a multiple of 128 columns: no 128x128 scale of B belongs to two groups",
-                "pad the rows of each group's B with zeros, and D's columns",
-            ));
-        }
-        if Some(b.rows()) != groups.checked_mul(n) {
-            return Err(Error::shape(
-                "B",
-                format!("{} x {k}", b.rows()),
-                format!("must be {groups} * {n} x {k}: as many rows for each group as D has columns"),
-                "stack the matrices of all groups, rows upon rows, and pass D of their columns",
-            ));
-        }
-        if !matches!(d.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
-            return Err(Error::dtype("D", d.dtype(), "is not bf16, f16 or f32", "store one of them"));
-        }
-        self.bias.as_ref().map_or(Ok(()), |bias| bias.check_bias(*groups, n))?;
-        self.rows.check_slots(*groups, a.rows())?;
-        if d.rows() != a.rows() {
-            return Err(Error::shape(
-                "D",
-                format!("{} x {n}", d.rows()),
-                format!("must have A's {} rows, those between groups too", a.rows()),
-                "pass D of that shape",
-            ));
-        }
-        Ok(())
+        let Self { a, b, groups, rows, d, bias, .. } = self;
+        let (of_a, of_d) = ([a.rows(), a.cols()], [d.rows(), d.cols()]);
+        let groups = Some((*groups, rows));
+        Fit { a: of_a, b, d: of_d, groups, matrices: 1, bias: bias.as_ref() }.check()?;
+        check_numbers(d, "store one of them")
     }
 
     fn count_clamped(&mut self, handle: &Handle) -> Result<()> {
@@ -428,16 +396,22 @@ impl Handle {
         let config = args.chosen(self.device().sm_count as usize);
         let GroupedGemmArgs { b, groups, rows, d, alpha, bias, activation, scales, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
+        let d_bytes = d.extent_bytes();
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);
-        let d = d.data_mut().at(&order)?;
+        let d = d.data_mut().at(&order)?.slice(0, d_bytes);
         let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
         let of_groups = scales.each_ref().map(Option::is_some);
         let [scales_a, scales_b] =
             scales.each_ref().map(|scales| scales.as_ref().map(|scales| scales.at(&order)).transpose());
         let (scales_a, scales_b) = (scales_a?, scales_b?);
+        check_apart("A", &a.all(), &d)?;
+        check_apart("B", &b.all(), &d)?;
+        let vectors = [bias.as_ref().map(|(span, _)| span), scales_a.as_ref(), scales_b.as_ref()];
+        vectors.into_iter().flatten().try_for_each(|read| check_apart("a bias or scales", &[read], &d))?;
         rows.with_places(*groups, &order, |places| {
+            check_places_apart(&places, &d)?;
             let call = Sm90Call {
                 config,
                 m,

@@ -14,10 +14,17 @@ use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::device::stream::Queue;
 
-/// Columns of the tensor core's product, which hold rows of a group, and blocks on a multiprocessor. Mirror of the tables in the kernel files.
-const WIDTHS: [usize; 3] = [8, 16, 32];
-const RESIDENTS_E2M1: [usize; 3] = [4, 4, 3];
-const RESIDENTS_E4M3: [usize; 3] = [3, 3, 3];
+/// How a kernel is made: columns of the tensor core's product, which hold rows of a group; stages of its ring; blocks on a multiprocessor.
+type Width = [usize; 3];
+
+/// Mirror of the tables in the kernel files.
+const E2M1: &[Width] = &[[8, 3, 4], [16, 3, 4], [32, 3, 3], [64, 3, 2], [96, 3, 2]];
+const E4M3: &[Width] = &[[8, 3, 3], [16, 3, 3], [32, 3, 3], [64, 3, 2]];
+
+/// The kernels of these tiles.
+fn widths(block: SmallMBlock) -> &'static [Width] {
+    if block == SmallMBlock::Tile { E2M1 } else { E4M3 }
+}
 
 /// Times 128 of k that a part has at least, where k is as long.
 const STEPS: usize = 14;
@@ -35,11 +42,13 @@ impl SmallMGroupsConfig {
     /// For groups that have so many rows each, as a rule, and sums over k. The split follows k alone: what a row's product is does not depend on how many rows or
     /// groups there are.
     pub(crate) fn of(operands: SmallMOperands, rows: usize, k: usize) -> Result<Self> {
-        let tokens = WIDTHS.into_iter().find(|tokens| rows <= *tokens).unwrap_or(WIDTHS[2]);
+        let block = block(operands);
+        let held = |[tokens, ..]: &Width| rows <= *tokens;
+        let tokens = widths(block).iter().find(|width| held(width)).or(widths(block).last()).map_or(8, |width| width[0]);
         // A cluster walks part after part of D, and each begins with an empty ring: short walks cost the most (H200, 2026-11, the record of experts: with four steps to a part, 256
         // experts of 7168 x 2048 are read at 3.6 TB/s in E4M3, those of 4096 x 7168 with 14 steps at 4.3).
         let split = 1 << (k.div_ceil(128) / STEPS).clamp(1, 4).ilog2();
-        Ok(Self { tokens, tile: SmallMConfig::new(block(operands), split)? })
+        Ok(Self { tokens, tile: SmallMConfig::new(block, split)? })
     }
 
     /// With sums in the order of this configuration of tiles.
@@ -52,9 +61,12 @@ impl SmallMGroupsConfig {
         self.tile
     }
 
-    fn residents(self) -> usize {
-        let residents = if self.tile.block() == SmallMBlock::Tile { RESIDENTS_E2M1 } else { RESIDENTS_E4M3 };
-        WIDTHS.into_iter().zip(residents).find(|(tokens, _)| *tokens == self.tokens).map_or(1, |(_, blocks)| blocks)
+    /// Dynamic shared memory, and blocks on a multiprocessor.
+    fn shape(self) -> (u32, usize) {
+        let block = self.tile.block();
+        let [tokens, stages, residents] =
+            widths(block).iter().copied().find(|width| width[0] == self.tokens).unwrap_or([self.tokens, 3, 1]);
+        (block.shared_in(tokens, stages), residents)
     }
 }
 
@@ -91,8 +103,9 @@ impl SmallMGroupsKernels {
         let mut kernels = Vec::new();
         for serves in SmallMWeights::served() {
             let file = if serves.0.operands() == SmallMOperands::E2m1Weights { &e2m1 } else { &e4m3 };
-            for tokens in WIDTHS {
-                let shared = block(serves.0.operands()).shared(tokens);
+            let block = block(serves.0.operands());
+            for &[tokens, stages, _] in widths(block) {
+                let shared = block.shared_in(tokens, stages);
                 let kernel = file.kernel_with_shared(&name(tokens, serves), shared)?;
                 kernels.push(SmallMGroupsKernel { tokens, serves, kernel });
             }
@@ -205,13 +218,13 @@ impl Kernels {
         let split = config.tile.split() as usize;
         // As many clusters as run at once: those of four and eight do not fill every part of the GPU (see `small_m_rules`). Without groups it is known how many parts there are, and who
         // takes which the GPU decides.
-        let places = self.sm_count * config.residents() / split;
+        let (shared, residents) = config.shape();
+        let places = self.sm_count * residents / split;
         let at_once = if split < 4 { places } else { places * 15 / 16 };
         let clusters = if call.groups.is_some() { at_once.clamp(1, call.units()) } else { call.units() };
         let grid = Blocks::new((clusters * split, 1), config.tile.block().threads());
         let mut problem = product.problem(&InChain::alone(config.tile))?;
         problem.scale_pitch = product.weights.scales(b_rows, product.k).0 as u32;
-        let shared = config.tile.block().shared(config.tokens);
         enqueue!(stream, kernel, grid.clusters(split as u32).shared(shared), problem, call.groups())
     }
 }
@@ -229,27 +242,19 @@ mod tests {
     use crate::gpu::kernels::small_m_end::SmallMEnd;
     use crate::gpu::kernels::{OuterScales, Sm90Along};
 
-    const E2M1: &str = include_str!("../../../kernels/gemm/small_m_groups_e2m1.cu");
-    const E4M3: &str = include_str!("../../../kernels/gemm/small_m_groups_e4m3.cu");
+    const E2M1_TABLE: &str = include_str!("../../../kernels/gemm/small_m_groups_e2m1.cu");
+    const E4M3_TABLE: &str = include_str!("../../../kernels/gemm/small_m_groups_e4m3.cu");
 
     #[test]
     fn the_kernels_are_those_of_the_table() {
-        for (source, residents, block) in
-            [(E2M1, RESIDENTS_E2M1, SmallMBlock::Tile), (E4M3, RESIDENTS_E4M3, SmallMBlock::TileE4m3)]
+        for (source, weights, block) in
+            [(E2M1_TABLE, "E2M1", SmallMBlock::Tile), (E4M3_TABLE, "E4M3", SmallMBlock::TileE4m3)]
         {
             let rows = source.lines().filter_map(|line| line.strip_prefix("SMALL_M_GROUPS(")?.strip_suffix(')'));
-            let of = WIDTHS.into_iter().zip(residents).map(|(tokens, blocks)| format!("{tokens}, 3, {blocks}"));
+            let of = widths(block).iter().map(|[tokens, stages, blocks]| format!("{tokens}, {stages}, {blocks}"));
             assert_eq!(rows.collect::<Vec<_>>(), of.collect::<Vec<_>>());
-            let served: Vec<_> =
-                SmallMWeights::served().filter(|(weights, _)| super::block(weights.operands()) == block).collect();
-            for (weights, a_type) in &served {
-                let number = if *a_type == DType::F16 { "F16" } else { "Bf16" };
-                let scales = weights.name();
-                let row =
-                    format!("KERNEL({scales}, {}, {a_type}, {number}, tokens, __VA_ARGS__)", scales.to_uppercase());
-                assert!(source.contains(&row), "{row}");
-            }
-            assert_eq!(source.matches("SMALL_M_GROUPS_KERNEL(").count(), served.len());
+            // Which weights: see small_m_weights.rs.
+            assert!(source.contains(&format!("EACH_{weights}_WEIGHTS(SMALL_M_GROUPS_KERNEL, __VA_ARGS__)")));
         }
         assert_eq!(name(16, (SmallMWeights::Nvfp4, DType::Bf16)), "gemm_small_m_groups_nvfp4_bf16_16");
     }
@@ -258,10 +263,10 @@ mod tests {
     fn configurations_follow_rows_and_k() {
         let of = |rows, k| {
             let config = SmallMGroupsConfig::of(SmallMOperands::E2m1Weights, rows, k).unwrap();
-            (config.tokens, config.tile.split(), config.residents())
+            (config.tokens, config.tile.split(), config.shape().1)
         };
         assert_eq!([of(1, 7168), of(8, 2048), of(9, 4096)], [(8, 4, 4), (8, 1, 4), (16, 2, 4)]);
-        assert_eq!([of(17, 1024), of(500, 128), of(0, 32)], [(32, 1, 3), (32, 1, 3), (8, 1, 4)]);
+        assert_eq!([of(17, 1024), of(500, 128), of(0, 32)], [(32, 1, 3), (96, 1, 2), (8, 1, 4)]);
     }
 
     fn span(bytes: usize) -> Span<'static> {
