@@ -11,11 +11,12 @@ mod small_m_weights;
 use common::gemm::*;
 use common::*;
 use ndarray::{Array2, s};
+use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::reference::{self, Swiglu};
 use scaled_gemm::{
-    Activation, DType, DeviceBuffer, Epilogue, Fp8Format, FusedGemmArgs, GemmArgs, GemmDesc, GroupedGemmArgs,
-    GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, Operand, QuantMatrix, Scheme, Sm90Config,
-    SmallMBlock, SmallMConfig, VecRef,
+    Activation, DType, DeviceBuffer, DeviceBytes, DeviceBytesMut, Epilogue, Formulation, Fp8Format, FusedGemmArgs,
+    GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, Operand,
+    QuantMatrix, Scheme, Sm90Config, SmallMBlock, SmallMConfig, VecRef,
 };
 use small_m_weights::*;
 
@@ -46,7 +47,7 @@ const PAIRS: [(DType, Scheme); 14] = [
 
 const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 /// Usual rows, of which each has kernels of its own.
-const WIDTHS: [usize; 3] = [8, 16, 32];
+const WIDTHS: [usize; 5] = [8, 16, 32, 64, 96];
 const ALPHA: f32 = 0.75;
 
 fn is_e2m1(scheme: Scheme) -> bool {
@@ -324,7 +325,7 @@ fn groups_are_what_each_is_alone() {
         for (j, k) in k.into_iter().enumerate() {
             let counts: &[usize] = if j == 1 { &many } else { &[100, 0, 5, 64, 31] };
             let n = if j == 1 { 128 } else { 256 + 128 * (i % 2) };
-            let of = (WIDTHS[(i + j) % 3], WIDE[(i + 2 * j) % 3]);
+            let of = (WIDTHS[(i + j) % WIDTHS.len()], WIDE[(i + 2 * j) % 3]);
             check(&handle, &mut rng, counts, [n, k], pair, of, (i % 2 == 0, (i + j) % 2 == 0));
         }
     }
@@ -332,10 +333,103 @@ fn groups_are_what_each_is_alone() {
     for pair in [PAIRS[0], PAIRS[12]] {
         check(&handle, &mut rng, &[7, 1, 0, 12], [6400, 512], pair, (8, DType::Bf16), (true, false));
         check(&handle, &mut rng, &[3, 70], [6400, 3584], pair, (16, DType::Bf16), (false, true));
+        // Groups of many rows: parts of all widths one behind the other, the last of any rows.
+        for usual in [32, 64, 300] {
+            check(
+                &handle,
+                &mut rng,
+                &[300, 0, 257, 64, 131],
+                [384, 1824],
+                pair,
+                (usual, DType::Bf16),
+                (usual == 64, false),
+            );
+            check(&handle, &mut rng, &[130, 190], [256, 7168], pair, (usual, DType::Bf16), (usual == 32, true));
+        }
         // Clusters that compute three parts and more, of one block and of four.
         check(&handle, &mut rng, &[100, 70, 0, 30], [6400, 128], pair, (8, DType::Bf16), (true, false));
         check(&handle, &mut rng, &[100, 70, 0, 30], [1280, 7168], pair, (8, DType::Bf16), (true, false));
     }
+}
+
+/// What rows and weights with block scales give, each group alone in 64 rows at a time.
+fn alone_quantized(
+    handle: &Handle,
+    [x, w]: [&HostQuantMatrix; 2],
+    (g, n): (usize, usize),
+    rows: std::ops::Range<usize>,
+    out: DType,
+) -> Vec<u8> {
+    let (k, b) = (x.cols(), QuantMatrix::from_host(handle, &rows_of(w, g * n, n)).unwrap());
+    let mut all = Vec::new();
+    for start in rows.clone().step_by(64) {
+        let m = (rows.end - start).min(64);
+        let a = QuantMatrix::from_host(handle, &rows_of(x, start, m)).unwrap();
+        let mut d = poisoned(handle, m * n * out.bytes());
+        let args = GemmArgs::new(&a, &b, MatMut::new(&mut d, out, m, n).unwrap()).alpha(ALPHA);
+        let desc = GemmDesc::new(m, n, k, x.scheme(), w.scheme(), out);
+        planned(handle, &desc, tiles(w.scheme(), k)).execute(handle, args).unwrap();
+        all.extend(handle.stream().clone_dtoh(&d).unwrap());
+    }
+    all
+}
+
+/// Quantized rows in any places, groups of few and of many: behind a launch that dequantizes all of them, one launch, whose counts change from launch to launch of a graph.
+#[test]
+fn quantized_rows_are_what_each_group_is_alone() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(308);
+    let (groups, n, rows) = (6, 256, 512);
+    let quantizes = |s: &Scheme| matches!(s, Scheme::Nvfp4 | Scheme::Nvfp4Row | Scheme::Mxfp4 | Scheme::Mxfp8(_));
+    let all: Vec<_> = Scheme::ALL.into_iter().filter(quantizes).collect();
+    let mut tried = 0;
+    for (i, (a, b)) in all.iter().flat_map(|a| all.iter().map(|b| (*a, *b))).enumerate() {
+        let (out, k) = (WIDE[i % 3], [416, 1824, 3616][i % 3]);
+        let served = handle.supports(&GemmDesc::new(64, n, k, a, b, out));
+        if !served.is_ok_and(|ways| ways.contains(&Formulation::SmallM)) {
+            continue;
+        }
+        tried += 1;
+        let x = quantized(&blocked(&mut rng, rows, k), a);
+        let w = quantized(&blocked(&mut rng, groups * n, k), b);
+        let [on_a, on_b] = [&x, &w].map(|host| QuantMatrix::from_host(&handle, host).unwrap());
+        let mut starts = handle.upload(&[0i64; 6]).unwrap();
+        let mut counts = handle.upload(&[0i64; 6]).unwrap();
+        let mut clamped = handle.upload(&[77u32]).unwrap();
+        let mut d = handle.alloc(rows * n * out.bytes()).unwrap();
+        let mut call = |explains: bool| {
+            let d = MatMut::new(&mut d, out, rows, n)?;
+            let places = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+            let mut args = GroupedGemmArgs::new(&on_a, &on_b, groups, places, d).alpha(ALPHA);
+            if explains {
+                let text = args.explain(&handle)?;
+                let as_type = if out == DType::F16 && a.is_nvfp4() { "f16" } else { "bf16" };
+                let words = format!("dequantizes all of A to {as_type}, {} bytes of scratch memory", rows * k * 2);
+                assert!(text.contains("one launch of small-m") && text.contains(&words), "{text}");
+            }
+            handle.grouped_gemm(args.clamped(clamped.view_mut()))
+        };
+        call(true).unwrap();
+        let graph = capture_owned(&handle, || call(false)).unwrap();
+        let many = [(4, 300), (304, 0), (308, 1), (312, 65), (380, 0), (380, 132)];
+        for (turn, taken) in
+            [many, [(0, 0); 6], [(0, 8), (8, 8), (16, 0), (16, 64), (80, 33), (500, 12)]].iter().enumerate()
+        {
+            let numbers = |of: fn(&(usize, usize)) -> usize| taken.iter().map(|x| of(x) as i64).collect::<Vec<_>>();
+            handle.write(&mut starts.view_mut(), &numbers(|x| x.0)).unwrap();
+            handle.write(&mut counts.view_mut(), &numbers(|x| x.1)).unwrap();
+            handle.write(&mut d.view_mut(), &vec![0xFFu8; rows * n * out.bytes()]).unwrap();
+            handle.launch(&graph).unwrap();
+            let mut want = vec![0xFFu8; rows * n * out.bytes()];
+            for (g, (start, count)) in taken.iter().copied().enumerate().filter(|(_, (_, count))| *count > 0) {
+                let own = alone_quantized(&handle, [&x, &w], (g, n), start..start + count, out);
+                want[start * n * out.bytes()..][..own.len()].copy_from_slice(&own);
+            }
+            assert!(handle.read_bytes(&d.view()).unwrap() == want, "{a} x {b}, k {k}, {out}, turn {turn}");
+            assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [0], "{a} x {b}, turn {turn}");
+        }
+    }
+    assert!(tried >= 5, "{tried} pairs");
 }
 
 /// One graph whose launches find other counts and starts, and other tokens: those of an engine that decodes.
@@ -481,7 +575,7 @@ fn gates_of_any_size() {
     }
 }
 
-/// Tens of thousands of launches, each behind the one before it, whose counts change in between: then the right bits.
+/// Thousands of launches, each behind the one before it and with a D of its own, whose counts change in between: each has the right bits.
 #[test]
 fn long_runs() {
     let Some(handle) = hopper() else { return };
@@ -490,22 +584,26 @@ fn long_runs() {
         let (groups, n, k) = (24, 256, 2080);
         let of = Experts::new(&handle, &mut rng, 192, [groups, if gated { 2 * n } else { n }, k], pair);
         let counts: Vec<usize> = (0..groups).map(|g| g * 5 % 9).collect();
-        let numbers = |turn: usize| (0..groups).map(|g| counts[(g + turn) % groups] as i64).collect::<Vec<_>>();
-        let mut counts_on = handle.upload(&numbers(1)).unwrap();
-        let mut d = handle.upload(&vec![0xFFu8; 192 * n * 2]).unwrap();
-        for turn in (0..8).rev() {
-            handle.write(&mut counts_on.view_mut(), &numbers(turn)).unwrap();
+        let count = |turn: usize, g: usize| counts[(g + turn) % groups];
+        let mut counts_on = handle.upload(&vec![0i64; groups]).unwrap();
+        let poison = vec![0xFFu8; 192 * n * 2];
+        let mut all: Vec<_> = (0..64).map(|_| handle.upload(&poison).unwrap()).collect();
+        for turn in 0..8 {
+            let numbers: Vec<_> = (0..groups).map(|g| count(turn, g) as i64).collect();
+            handle.write(&mut counts_on.view_mut(), &numbers).unwrap();
             let launch =
                 Launch { of: &of, starts: None, slot_rows: 8, counts: &counts_on, usual: 8, out: DType::Bf16, gap: 0 };
-            (0..2000).for_each(|_| launch.enqueue(&handle, &mut d, gated, &End::default()).unwrap());
+            let taken: Vec<_> = (0..groups).map(|g| (8 * g, count(turn, g))).collect();
+            let want = launch.want(&handle, &taken, gated, &End::default());
+            for run in 0..16 {
+                all.iter_mut().for_each(|d| handle.write(&mut d.view_mut(), &poison).unwrap());
+                for d in &mut all {
+                    launch.enqueue(&handle, d, gated, &End::default()).unwrap();
+                }
+                let wrong = all.iter().position(|d| handle.read_bytes(&d.view()).unwrap() != want);
+                assert_eq!(wrong, None, "{pair:?}, gated {gated}, turn {turn}, run {run}: which launch");
+            }
         }
-        handle.write(&mut d.view_mut(), &vec![0xFFu8; 192 * n * 2]).unwrap();
-        let launch =
-            Launch { of: &of, starts: None, slot_rows: 8, counts: &counts_on, usual: 8, out: DType::Bf16, gap: 0 };
-        launch.enqueue(&handle, &mut d, gated, &End::default()).unwrap();
-        let taken: Vec<_> = counts.iter().enumerate().map(|(g, count)| (8 * g, *count)).collect();
-        let want = launch.want(&handle, &taken, gated, &End::default());
-        assert!(handle.read_bytes(&d.view()).unwrap() == want, "{pair:?}, gated {gated}");
     }
 }
 
@@ -556,4 +654,55 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
         GroupedGemmArgs::weight_only(a, &nvfp4, groups, rows(), to).explain(&handle).unwrap()
     };
     assert!(text.contains("one launch of small-m") && text.contains("not read"), "{text}");
+}
+
+/// D must lie apart from all that is read: A, B, a bias, and where groups lie.
+#[test]
+fn a_d_that_overlaps_is_refused() {
+    let Some(handle) = hopper() else { return };
+    let (groups, n, k) = (2, 128, 64);
+    let memory = poisoned(&handle, 1 << 20);
+    let (base, _guard) = memory.device_ptr(handle.stream());
+    // SAFETY: `memory` lives to the end of the test, and what is enqueued reads and writes different parts of it.
+    let read = |at: u64, bytes: usize| unsafe { DeviceBytes::from_raw(base + at, bytes) };
+    // SAFETY: the same.
+    let part =
+        |at: u64, bytes: usize| unsafe { DeviceBuffer::from_raw(handle.stream(), base + at, bytes, ()) }.unwrap();
+    // A at 0, codes at 64 KiB, block scales at 128, scales at 192, counts at 256, the bias at 320, D.
+    let kib = |at: u64| at << 10;
+    let scheme = Scheme::Nvfp4Row;
+    let (rows, cols) = (groups * n, k);
+    let b = QuantMatrix::from_parts(
+        scheme,
+        rows,
+        cols,
+        part(kib(64), scheme.code_bytes(rows, cols)),
+        Some(part(kib(192), rows * 4)),
+        Some(part(kib(128), scheme.block_scale_len(rows, cols))),
+    )
+    .unwrap();
+    let ask = |at: u64| {
+        // SAFETY: the same.
+        let d = unsafe { DeviceBytesMut::from_raw(base + at, 8 * n * 2) };
+        let rows = GroupedRows::Masked { slot_rows: 4, counts: read(kib(256), groups * 8) };
+        let a = MatRef::new(read(0, 8 * k * 2), DType::Bf16, 8, k).unwrap();
+        let d = MatMut::new(d, DType::Bf16, 8, n).unwrap();
+        let bias = VecRef::new(read(kib(320), groups * n * 2), DType::Bf16, groups * n).unwrap();
+        handle.grouped_gemm(GroupedGemmArgs::weight_only(a, &b, groups, rows, d).bias(bias))
+    };
+    let d_bytes = 8 * n as u64 * 2;
+    for (at, words) in [
+        (8 * k as u64 * 2 - 2, "must not overlap A"),
+        (kib(64) - d_bytes + 2, "must not overlap B"),
+        (kib(128), "must not overlap B"),
+        (kib(192) + 4, "must not overlap B"),
+        (kib(256) + 14, "must not overlap where groups lie"),
+        (kib(320), "must not overlap a bias"),
+    ] {
+        refused(ask(at), &[words, "other tiles still read"]);
+    }
+    for at in [8 * k as u64 * 2, kib(64) - d_bytes, kib(256) + 16, kib(512)] {
+        ask(at).unwrap();
+    }
+    handle.synchronize().unwrap();
 }

@@ -113,7 +113,7 @@ impl<'a> FusedGemmArgs<'a> {
             return Err(Error::unsupported("codes with plain weights", "the kernel has neither", remedy));
         };
         let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
-        let (b, alpha, bias, activation) = (self.b, self.alpha, None, Activation::Silu);
+        let (a, b, alpha, bias, activation) = (few::RowsOfA::Plain(a), self.b, self.alpha, None, Activation::Silu);
         few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Gated(way) }
             .multiply(handle)
     }

@@ -155,7 +155,12 @@ pub(crate) fn with_addresses(
     }
     if let Some((residual, ..)) = &call.residual {
         let residual = residual.slice(0, residual_bytes);
-        check_apart("the residual", &[&residual], &call.d.slice(0, d_bytes), "which some ways read after they stored D")?;
+        check_apart(
+            "the residual",
+            &[&residual],
+            &call.d.slice(0, d_bytes),
+            "which some ways read after they stored D",
+        )?;
     }
     check_alignment("B", &call.b.numbers)?;
     // Our kernel of few rows stores single numbers, and checks its operands itself.
@@ -223,7 +228,8 @@ mod tests {
     fn results_lie_apart_from_what_is_read() {
         let span = |address, bytes| Span::unguarded(address, bytes);
         let (codes, scales, none) = (span(4096, 1024), span(8192, 64), span(0, 0));
-        let check = |address, bytes| check_apart("A", &[&codes, &scales, &none], &span(address, bytes), "which is read");
+        let check =
+            |address, bytes| check_apart("A", &[&codes, &scales, &none], &span(address, bytes), "which is read");
         for (address, bytes) in [(5120, 3072), (0, 4096), (8256, 10), (5000, 0)] {
             check(address, bytes).unwrap();
         }

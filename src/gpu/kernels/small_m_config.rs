@@ -143,7 +143,9 @@ impl SmallMBlock {
     /// whose place sums arrive; of E4M3 and few rows of A they have one of their own. Mirror of `SmallMConfig`, `SmallME2m1Config` and `SmallMTileConfig` in `kernels/gemm/`.
     pub(super) fn shared(self, tokens: usize) -> u32 {
         match self.shape() {
-            Shape::E4m3 { stages, .. } | Shape::E2m1 { stages, .. } | Shape::Tile { stages, .. } => self.shared_in(tokens, stages),
+            Shape::E4m3 { stages, .. } | Shape::E2m1 { stages, .. } | Shape::Tile { stages, .. } => {
+                self.shared_in(tokens, stages)
+            }
         }
     }
 
