@@ -149,7 +149,7 @@ impl<'a> GroupedGemmArgs<'a> {
     /// from all that is read.
     ///
     /// On sm_90 also both with block scales, MXFP8, MXFP4 and NVFP4, but for a B in E5M2: a launch dequantizes all rows of A into scratch memory, and one multiplies the groups as
-    /// [`GroupedGemmArgs::weight_only`] does. In slots any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, and block scales on other GPUs.
+    /// [`GroupedGemmArgs::weight_only`] does (in slots up to 128 [usual](Self::expected_rows) rows). In slots any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, and block scales on other GPUs.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         Self::of(GroupedA::Quantized(a), b, groups, rows, d)
     }
@@ -209,8 +209,8 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { scales: [a, Some(scales)], ..self }
     }
 
-    /// How many rows a group usually has, which decides the configuration and nothing else. Unless told, all that a slot holds, or an
-    /// equal share of A's rows.
+    /// How many rows a group usually has, which decides the configuration and nothing else, but for slots of rows with block scales: those of up to 128 usual rows are multiplied
+    /// in one launch, others are one product a slot. Unless told, all that a slot holds, or an equal share of A's rows.
     pub fn expected_rows(self, rows: usize) -> Self {
         Self { expected_rows: Some(rows), ..self }
     }
@@ -261,14 +261,16 @@ impl<'a> GroupedGemmArgs<'a> {
         // A pair that nobody multiplies has a reason of its own.
         let device = handle.device().to_string();
         pair::check_pair(a.scheme(), b.scheme(), &device)?;
+        let in_slots = slots::why_not(self, a);
         if let Some((weights, dtype)) =
             few::served_quantized(handle, [a.scheme(), b.scheme()], a.cols(), self.d.dtype())
             && self.config.is_none()
+            && (in_slots.is_some() || self.usual_rows() <= MOST_DECODED_ROWS)
         {
             self.check()?;
             return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?, dtype));
         }
-        match slots::why_not(self, a) {
+        match in_slots {
             None => {
                 self.check()?;
                 Ok(Way::Slots(a, reason))
@@ -321,6 +323,10 @@ impl<'a> GroupedGemmArgs<'a> {
         self.config.unwrap_or_else(|| sm90_rules::order(self.groups, mnk, sm_count)[0])
     }
 }
+
+/// Of rows with block scales in slots: up to so many of a group one launch that decodes weights is faster than a product a slot, which reads and writes them as numbers (H200, 2026-11, the
+/// record of prefill, 8 groups of BF16 rows x 4096 x 7168 `nvfp4-row`: 347 us for 354 at 128 rows each, 664 for 415 at 256).
+const MOST_DECODED_ROWS: usize = 128;
 
 /// How groups are multiplied.
 enum Way<'a> {
