@@ -7,6 +7,7 @@
 mod common;
 
 use common::*;
+use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
     CapturedGraph, DType, Fp8Format, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut,
     MatRef, Operand, QuantMatrix, Recipe, Scheme, Timing,
@@ -17,8 +18,8 @@ const N: usize = 4096;
 const K: usize = 7168;
 const ROWS: [usize; 6] = [32, 64, 96, 128, 256, 1024];
 const WEIGHTS: [Scheme; 3] = [Scheme::Nvfp4Row, Scheme::Mxfp4, Scheme::Fp8Group128x128(Fp8Format::E4M3)];
-/// Usual rows, of which each has kernels of its own.
-const WIDTHS: [usize; 4] = [16, 32, 64, 96];
+/// Usual rows, of which each has kernels of its own, and as many columns as those have.
+const WIDTHS: [(usize, usize); 3] = [(16, 16), (32, 32), (97, 64)];
 
 fn rows() -> Vec<usize> {
     match std::env::var("SCALED_GEMM_SHAPES") {
@@ -44,9 +45,10 @@ fn main() {
         );
         println!("| slots, rows, n, k | one stream | two | three | four | one launch, all rows | 16 rows each |");
         println!("|---|---|---|---|---|---|---|");
+        let source = random(handle, 1, 64 * N * K, DType::Bf16);
         for shape in [[8, 1024, N, K], [8, 256, N, K], [64, 128, N, K], [64, 128, 2048, 2048]] {
-            let streams = [1, 2, 3, 4].map(|streams| slots_on(handle, shape, streams));
-            let launches = [shape[1], 16].map(|count| in_one_launch(handle, shape, count));
+            let streams = [1, 2, 3, 4].map(|streams| slots_on(handle, &source, shape, streams));
+            let launches = [shape[1], 16].map(|count| in_one_launch(handle, &source, shape, count));
             let times = streams.into_iter().chain(launches).map(|us| format!("{us:.0}")).collect::<Vec<_>>();
             println!("| {} | {} |", shape.map(|x| x.to_string()).join(", "), times.join(" | "));
         }
@@ -59,9 +61,9 @@ fn weight_only(handle: &Handle, scheme: Scheme) {
     println!("\n## BF16 x {scheme}, {EXPERTS} experts of {N} x {K}\n");
     println!(
         "| rows each | one by one | {} |",
-        WIDTHS.map(|width| format!("one launch, {width} at a time")).join(" | ")
+        WIDTHS.map(|(_, width)| format!("one launch, {width} at a time")).join(" | ")
     );
-    println!("|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|");
     let weights = random(handle, 1, EXPERTS * N * K, DType::Bf16);
     let part = |from: usize, rows: usize| MatRef::new(weights.slice(from * K * 2..), DType::Bf16, rows, K).unwrap();
     let all = handle.quantize(&part(0, EXPERTS * N), Recipe::new(scheme)).unwrap();
@@ -92,7 +94,7 @@ fn weight_only(handle: &Handle, scheme: Scheme) {
                 let x = MatRef::new(&x, DType::Bf16, EXPERTS * m, K)?;
                 let d = MatMut::new(&mut d, DType::Bf16, EXPERTS * m, N)?;
                 let args = GroupedGemmArgs::weight_only(x, &all, EXPERTS, rows, d);
-                handle.grouped_gemm(args.expected_rows(WIDTHS[who]))
+                handle.grouped_gemm(args.expected_rows(WIDTHS[who].0))
             }
         });
         let times = times.unwrap();
@@ -102,21 +104,23 @@ fn weight_only(handle: &Handle, scheme: Scheme) {
     }
 }
 
+/// Part number `at` of the numbers, quantized.
+fn matrix(handle: &Handle, source: &CudaSlice<u8>, [rows, k]: [usize; 2], at: usize) -> QuantMatrix {
+    let x = MatRef::new(source.slice(at * rows * k * 2..), DType::Bf16, rows, k).unwrap();
+    handle.quantize(&x, Recipe::new(Scheme::Nvfp4)).unwrap()
+}
+
 /// The products of slots, dealt out to as many handles with a stream each, which wait for the first and are waited for by it. Microseconds.
-fn slots_on(first: &Handle, [slots, m, n, k]: [usize; 4], streams: usize) -> f64 {
+fn slots_on(first: &Handle, source: &CudaSlice<u8>, [slots, m, n, k]: [usize; 4], streams: usize) -> f64 {
     let others: Vec<_> = (1..streams).map(|_| Handle::new(first.device().ordinal).unwrap()).collect();
     let handles: Vec<&Handle> = std::iter::once(first).chain(&others).collect();
-    let matrix = |handle: &Handle, rows: usize, seed: u64| -> QuantMatrix {
-        let x = random(handle, seed, rows * k, DType::Bf16);
-        handle.quantize(&MatRef::new(&x, DType::Bf16, rows, k).unwrap(), Recipe::new(Scheme::Nvfp4)).unwrap()
-    };
     let graphs: Vec<CapturedGraph> = handles
         .iter()
         .enumerate()
         .map(|(who, handle)| {
             let own: Vec<usize> = (who..slots).step_by(streams).collect();
-            let a: Vec<_> = own.iter().map(|g| matrix(handle, m, *g as u64)).collect();
-            let b: Vec<_> = own.iter().map(|g| matrix(handle, n, 1000 + *g as u64)).collect();
+            let a: Vec<_> = own.iter().map(|g| matrix(handle, source, [m, k], *g)).collect();
+            let b: Vec<_> = own.iter().map(|g| matrix(handle, source, [n, k], *g)).collect();
             let mut d: Vec<_> = own.iter().map(|_| handle.alloc(m * n * 2).unwrap()).collect();
             let mut run = || {
                 a.iter().zip(&b).zip(&mut d).try_for_each(|((a, b), d)| {
@@ -131,18 +135,14 @@ fn slots_on(first: &Handle, [slots, m, n, k]: [usize; 4], streams: usize) -> f64
 }
 
 /// The same slots in one launch, of which each has so many rows.
-fn in_one_launch(handle: &Handle, [slots, m, n, k]: [usize; 4], count: usize) -> f64 {
-    let matrix = |rows: usize, seed: u64| -> QuantMatrix {
-        let x = random(handle, seed, rows * k, DType::Bf16);
-        handle.quantize(&MatRef::new(&x, DType::Bf16, rows, k).unwrap(), Recipe::new(Scheme::Nvfp4)).unwrap()
-    };
-    let (a, b) = (matrix(slots * m, 1), matrix(slots * n, 2));
+fn in_one_launch(handle: &Handle, source: &CudaSlice<u8>, [slots, m, n, k]: [usize; 4], count: usize) -> f64 {
+    let (a, b) = (matrix(handle, source, [slots * m, k], 0), matrix(handle, source, [slots * n, k], 0));
     let mut d = handle.alloc(slots * m * n * 2).unwrap();
     let counts = handle.upload(&vec![count as i64; slots]).unwrap();
     let mut run = || {
         let rows = GroupedRows::Masked { slot_rows: m, counts: counts.view() };
         let d = MatMut::new(&mut d, DType::Bf16, slots * m, n)?;
-        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, slots, rows, d).expected_rows(count))
+        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, slots, rows, d).expected_rows(count.min(128)))
     };
     run().unwrap();
     back_to_back(&[handle], &[handle.capture(run).unwrap()])

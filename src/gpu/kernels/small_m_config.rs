@@ -142,26 +142,17 @@ impl SmallMBlock {
     /// Dynamic shared memory in bytes: for E4M3 the rings of B, A and scales; the sums that arrive, and a barrier; for E2M1 likewise of codes and scales. Of tiles a ring of codes, scales and A, in
     /// whose place sums arrive; of E4M3 and few rows of A they have one of their own. Mirror of `SmallMConfig`, `SmallME2m1Config` and `SmallMTileConfig` in `kernels/gemm/`.
     pub(super) fn shared(self, tokens: usize) -> u32 {
-        match self.shape() {
-            Shape::E4m3 { stages, .. } | Shape::E2m1 { stages, .. } | Shape::Tile { stages, .. } => {
-                self.shared_in(tokens, stages)
-            }
-        }
-    }
-
-    /// The same with so many stages.
-    pub(super) fn shared_in(self, tokens: usize, stages: usize) -> u32 {
         let bytes = match self.shape() {
-            Shape::E4m3 { warpgroups, steps, .. } => {
+            Shape::E4m3 { warpgroups, steps, stages } => {
                 let step = (E4M3_ROWS + tokens) * 128 + tokens * 4 + 16;
                 1024 + warpgroups * (stages * steps * step + E4M3_ROWS * tokens * 4) + 16
             }
-            Shape::E2m1 { pairs, warps, .. } => {
+            Shape::E2m1 { pairs, warps, stages, .. } => {
                 // Of a warp's rows 64 bytes of codes, and the block scales of four of them 32 times.
                 let rows = PAIR_ROWS * pairs;
                 128 + warps * (stages * rows * (64 + 16) + rows * tokens * 4) + 16
             }
-            Shape::Tile { e4m3, .. } => {
+            Shape::Tile { e4m3, stages, .. } => {
                 let weights = if e4m3 { TILE_ROWS * 128 + 512 } else { TILE_ROWS * 64 + 1024 };
                 let own_parts = if e4m3 && tokens <= 16 { TILE_ROWS * tokens * 4 + 16 } else { 0 };
                 stages * (weights + tokens * 256) + own_parts

@@ -14,17 +14,19 @@ use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::device::stream::Queue;
 
-/// How a kernel is made: columns of the tensor core's product, which hold rows of a group; stages of its ring; blocks on a multiprocessor.
-type Width = [usize; 3];
-
-/// Mirror of the tables in the kernel files.
-const E2M1: &[Width] = &[[8, 3, 4], [16, 3, 4], [32, 3, 3], [64, 3, 2], [96, 3, 2]];
-const E4M3: &[Width] = &[[8, 3, 3], [16, 3, 3], [32, 3, 3], [64, 3, 2]];
+/// Columns of the tensor core's product, which hold rows of a group, and blocks on a multiprocessor. Mirror of the tables in the kernel files.
+type Width = (usize, usize);
+const E2M1: [Width; 4] = [(8, 4), (16, 4), (32, 3), (64, 2)];
+const E4M3: [Width; 4] = [(8, 3), (16, 3), (32, 3), (64, 2)];
 
 /// The kernels of these tiles.
-fn widths(block: SmallMBlock) -> &'static [Width] {
+fn widths(block: SmallMBlock) -> [Width; 4] {
     if block == SmallMBlock::Tile { E2M1 } else { E4M3 }
 }
+
+/// Usual rows above which parts of 64 are faster than of 32, whose blocks are three on a multiprocessor for two (H200, 2026-11, the record of prefill: BF16 x `nvfp4-row` 270 us for
+/// 305 at 96 rows of each group, 358 for 347 at 128).
+const MANY_ROWS: usize = 96;
 
 /// Times 128 of k that a part has at least, where k is as long.
 const STEPS: usize = 14;
@@ -43,9 +45,11 @@ impl SmallMGroupsConfig {
     /// groups there are.
     pub(crate) fn of(operands: SmallMOperands, rows: usize, k: usize) -> Result<Self> {
         let block = block(operands);
-        let held = |[tokens, ..]: &Width| rows <= *tokens;
-        let tokens =
-            widths(block).iter().find(|width| held(width)).or(widths(block).last()).map_or(8, |width| width[0]);
+        let [(eight, _), (sixteen, _), (few, _), (many, _)] = widths(block);
+        let tokens = match rows {
+            rows if rows > MANY_ROWS => many,
+            rows => [eight, sixteen].into_iter().find(|tokens| rows <= *tokens).unwrap_or(few),
+        };
         // A cluster walks part after part of D, and each begins with an empty ring: short walks cost the most (H200, 2026-11, the record of experts: with four steps to a part, 256
         // experts of 7168 x 2048 are read at 3.6 TB/s in E4M3, those of 4096 x 7168 with 14 steps at 4.3).
         let split = 1 << (k.div_ceil(128) / STEPS).clamp(1, 4).ilog2();
@@ -62,12 +66,9 @@ impl SmallMGroupsConfig {
         self.tile
     }
 
-    /// Dynamic shared memory, and blocks on a multiprocessor.
-    fn shape(self) -> (u32, usize) {
-        let block = self.tile.block();
-        let [tokens, stages, residents] =
-            widths(block).iter().copied().find(|width| width[0] == self.tokens).unwrap_or([self.tokens, 3, 1]);
-        (block.shared_in(tokens, stages), residents)
+    fn residents(self) -> usize {
+        let of_width = |(tokens, _): &Width| *tokens == self.tokens;
+        widths(self.tile.block()).into_iter().find(of_width).map_or(1, |(_, blocks)| blocks)
     }
 }
 
@@ -105,9 +106,8 @@ impl SmallMGroupsKernels {
         for serves in SmallMWeights::served() {
             let file = if serves.0.operands() == SmallMOperands::E2m1Weights { &e2m1 } else { &e4m3 };
             let block = block(serves.0.operands());
-            for &[tokens, stages, _] in widths(block) {
-                let shared = block.shared_in(tokens, stages);
-                let kernel = file.kernel_with_shared(&name(tokens, serves), shared)?;
+            for (tokens, _) in widths(block) {
+                let kernel = file.kernel_with_shared(&name(tokens, serves), block.shared(tokens))?;
                 kernels.push(SmallMGroupsKernel { tokens, serves, kernel });
             }
         }
@@ -219,13 +219,13 @@ impl Kernels {
         let split = config.tile.split() as usize;
         // As many clusters as run at once: those of four and eight do not fill every part of the GPU (see `small_m_rules`). Without groups it is known how many parts there are, and who
         // takes which the GPU decides.
-        let (shared, residents) = config.shape();
-        let places = self.sm_count * residents / split;
+        let places = self.sm_count * config.residents() / split;
         let at_once = if split < 4 { places } else { places * 15 / 16 };
         let clusters = if call.groups.is_some() { at_once.clamp(1, call.units()) } else { call.units() };
         let grid = Blocks::new((clusters * split, 1), config.tile.block().threads());
         let mut problem = product.problem(&InChain::alone(config.tile))?;
         problem.scale_pitch = product.weights.scales(b_rows, product.k).0 as u32;
+        let shared = config.tile.block().shared(config.tokens);
         enqueue!(stream, kernel, grid.clusters(split as u32).shared(shared), problem, call.groups())
     }
 }
@@ -252,7 +252,7 @@ mod tests {
             [(E2M1_TABLE, "E2M1", SmallMBlock::Tile), (E4M3_TABLE, "E4M3", SmallMBlock::TileE4m3)]
         {
             let rows = source.lines().filter_map(|line| line.strip_prefix("SMALL_M_GROUPS(")?.strip_suffix(')'));
-            let of = widths(block).iter().map(|[tokens, stages, blocks]| format!("{tokens}, {stages}, {blocks}"));
+            let of = widths(block).into_iter().map(|(tokens, blocks)| format!("{tokens}, 3, {blocks}"));
             assert_eq!(rows.collect::<Vec<_>>(), of.collect::<Vec<_>>());
             // Which weights: see small_m_weights.rs.
             assert!(source.contains(&format!("EACH_{weights}_WEIGHTS(SMALL_M_GROUPS_KERNEL, __VA_ARGS__)")));
@@ -264,10 +264,11 @@ mod tests {
     fn configurations_follow_rows_and_k() {
         let of = |rows, k| {
             let config = SmallMGroupsConfig::of(SmallMOperands::E2m1Weights, rows, k).unwrap();
-            (config.tokens, config.tile.split(), config.shape().1)
+            (config.tokens, config.tile.split(), config.residents())
         };
         assert_eq!([of(1, 7168), of(8, 2048), of(9, 4096)], [(8, 4, 4), (8, 1, 4), (16, 2, 4)]);
-        assert_eq!([of(17, 1024), of(500, 128), of(0, 32)], [(32, 1, 3), (96, 1, 2), (8, 1, 4)]);
+        assert_eq!([of(33, 1024), of(96, 1024), of(97, 1024)], [(32, 1, 3), (32, 1, 3), (64, 1, 2)]);
+        assert_eq!([of(17, 1024), of(500, 128), of(0, 32)], [(32, 1, 3), (64, 1, 2), (8, 1, 4)]);
     }
 
     fn span(bytes: usize) -> Span<'static> {
