@@ -1,4 +1,4 @@
-// Products of groups of few rows of 16-bit numbers, each group with a matrix of E2M1 or E4M3 codes of its own, on Hopper: the experts of a layer. Also of
+// Products of groups of rows of 16-bit numbers, made for few of each, each group with a matrix of E2M1 or E4M3 codes of its own, on Hopper: the experts of a layer. Also of
 // one matrix, where B has two that are multiplied side by side ("gated").
 //
 // Clusters are persistent, but where all rows are one group's: each walks the parts of D with its own number modulo the grid, and computes each as small_m_tile.cuh does, in the same order of

@@ -1,5 +1,5 @@
 //! One product a slot, by whatever way [`Handle::scaled_gemm`] has for its rows: planned once for all of them, since a slot has the most rows that a group
-//! may have.
+//! may have. One behind the other: on two to four streams they took 0.92 to 1.0 of the time (H200, 2026-11, the record of prefill).
 
 use super::fit::{check_apart, check_operands_apart};
 use super::{GroupedGemmArgs, GroupedRows};
