@@ -157,8 +157,9 @@ impl<'a> GroupedGemmArgs<'a> {
     /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only). A: BF16 or F16, its rows any
     /// multiple of 16 bytes apart. B: NVFP4 and FP8 in E4M3, for a BF16 A also MXFP4 and MXFP8 in E4M3; `groups * n` rows, n a multiple of 128; one second-level
     /// scale of `nvfp4` is that of all groups, `nvfp4-row` has one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch, with groups as many as there are: matrices of groups
-    /// without rows are not read. Made for decode, where a group has few rows, it takes any number: up to 64 of a group are multiplied by one pass over its matrix, more by as
-    /// many passes as it takes, most of them from L2, each row in the same bits whatever [`GroupedGemmArgs::expected_rows`] are. For hundreds of rows of each group it is up to three times as slow as products one by one, whose counts the host must know, of weights that are dequantized.
+    /// without rows are not read. Made for decode, where a group has few rows, it takes any number: 32 of a group, or 64 where it usually has more than 96, are multiplied by one pass over
+    /// its matrix, and as many passes are made as it takes, most of them from L2; each row has the same bits whatever [`GroupedGemmArgs::expected_rows`] says. With hundreds of rows of each group it is up to
+    /// three times as slow as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance.md).
     ///
     /// ```no_run
     /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, QuantMatrix, Result};
