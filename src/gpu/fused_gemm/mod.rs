@@ -281,8 +281,10 @@ impl<'a> FusedGemmArgs<'a> {
             ));
         }
         let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
+        // With SwiGLU there is none, as is said below.
+        let bias = self.bias.as_ref().filter(|_| !swiglu);
         let of_a = [a.rows(), k];
-        Fit { a: of_a, b, d: [m, n], groups, matrices: self.matrices(), bias: self.bias.as_ref() }.check()?;
+        Fit { a: of_a, b, d: [m, n], groups, matrices: self.matrices(), bias }.check()?;
         match &self.d {
             FusedOut::Plain(d) => check_numbers(d, "store one of them, or pass a QuantMatrix")?,
             FusedOut::Quantized(d) => {
