@@ -12,6 +12,9 @@ mod foreign;
 mod hazards;
 #[path = "gpu_chains/net.rs"]
 mod net;
+#[allow(dead_code, unused_imports, unused_macros, reason = "what is for other suites")]
+#[path = "common/small_m_weights.rs"]
+mod small_m_weights;
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +26,7 @@ use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL;
 use scaled_gemm::{
     BorrowsOutliveGraph, DType, DeviceBuffer, Error, Formulation, Fp8Format, GemmArgs, GemmDesc, Handle, MatMut,
-    MatRef, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    MatRef, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, SmallMBlock, SmallMConfig,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -64,6 +67,30 @@ fn chains_give_the_bits_of_products_one_after_the_other() {
             let want = net.want(&handle);
             let graph = handle.capture(|| handle.chain(|| net.all(&handle))).unwrap();
             net.check(&handle, &graph, &want, &format!("{words}, two buffers"));
+        }
+    });
+}
+
+/// The same of every block for few rows of E2M1 weights, whichever the rules choose, with every split in turn.
+#[test]
+fn every_block_of_e2m1_weights_is_a_link() {
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        use SmallMBlock::{Eight, Four, Narrow, Sixteen};
+        for (m, blocks) in [(1, [Narrow; 4]), (16, [Narrow; 4]), (8, [Four, Narrow, Sixteen, Eight])] {
+            for kinds in [[By::SmallM(Scheme::Nvfp4)], [By::SmallM(Scheme::Mxfp4)]] {
+                let mut net = Net::new(&handle, m, 2112, &kinds, 120, 24);
+                for (i, layer) in net.layers.iter_mut().enumerate() {
+                    let config = SmallMConfig::new(blocks[i % 4], [1, 2, 4, 8][i / 4 % 4]).unwrap();
+                    layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), config);
+                    layer.plan.prepare(&handle, &layer.b).unwrap();
+                }
+                let words = format!("m = {m}, {kinds:?} in {blocks:?}");
+                let want = net.want(&handle);
+                let (graph, [links, _]) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+                assert_eq!(links, 120, "{words}");
+                net.check(&handle, &graph, &want, &words);
+            }
         }
     });
 }

@@ -5,10 +5,11 @@ mod common;
 
 use common::gemm::*;
 use common::*;
+use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::reference::{self, GemmInputs, SumBound};
 use scaled_gemm::{
-    Accumulation, Activation, DType, Error, Formulation, Fp8Format, GemmArgs, GemmDesc, Handle, HostQuantMatrix,
-    MatMut, MatRef, OutAmax, PlanOptions, QuantMatrix, Scheme, VecRef,
+    Accumulation, Activation, DType, DeviceBytes, DeviceBytesMut, Error, Formulation, Fp8Format, GemmArgs, GemmDesc,
+    Handle, HostQuantMatrix, MatMut, MatRef, OutAmax, PlanOptions, QuantMatrix, Scheme, VecRef,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -454,6 +455,24 @@ fn refused_operands_name_numbers_rule_and_remedy() {
         let residual = MatRef::new(&bytes, DType::E5M2, m, n).unwrap();
         refused(handle.scaled_gemm(args.residual(residual)), &["residual", "e5m2", "bf16, f16 or f32"])
     });
+    // A residual where D lies: D itself, or its last row alone.
+    {
+        let (base, _guard) = bytes.device_ptr(handle.stream());
+        // SAFETY: `bytes` lives to the end of the test; the calls that are enqueued read and write different parts of it.
+        let d = || unsafe { DeviceBytesMut::from_raw(base, m * n * 2) };
+        // SAFETY: the same.
+        let residual = |at: u64| unsafe { DeviceBytes::from_raw(base + at, m * n * 2) };
+        let ask = |at: u64| {
+            let residual = MatRef::new(residual(at), DType::Bf16, m, n).unwrap();
+            let d = MatMut::new(d(), DType::Bf16, m, n).unwrap();
+            handle.scaled_gemm(GemmArgs::new(&a, &b, d).residual(residual))
+        };
+        for at in [0, (m - 1) * n * 2] {
+            refused(ask(at as u64), &["D", "must not overlap the residual", "memory of its own"]);
+        }
+        ask((m * n * 2) as u64).unwrap();
+        handle.synchronize().unwrap();
+    }
     with(&mut |args| refused(handle.scaled_gemm(args.accumulate(1.0)), &["D", "bf16", "accumulate into f32"]));
     with(&mut |args| refused(handle.scaled_gemm(args.amax(&mut amax)), &["D", "bf16", "amax", "e4m3 output"]));
     let args = GemmArgs::new(&a, &b, MatMut::new(&mut buffer, DType::E4M3, m, n).unwrap());

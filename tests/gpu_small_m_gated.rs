@@ -171,11 +171,17 @@ fn graphs_and_chains_give_the_eager_bits() {
             false => run(&mut hidden, &mut d),
         });
         let graph = graph.unwrap();
-        handle.write(&mut d.view_mut(), &vec![0xFFu8; m * n * 2]).unwrap();
-        (0..300).for_each(|_| handle.launch(&graph).unwrap());
-        assert!(handle.read_bytes(&d.view()).unwrap() == want, "chained {chained}");
-        for (q, want) in hidden.iter().zip(&codes) {
-            assert!(handle.read_bytes(&q.codes()).unwrap() == *want, "chained {chained}");
+        // Poison before each launch, and behind some launches at once.
+        for launches in [1; 40].into_iter().chain([300]) {
+            handle.write(&mut d.view_mut(), &vec![0xFFu8; m * n * 2]).unwrap();
+            for (q, codes) in hidden.iter_mut().zip(&codes) {
+                q.write_parts(&handle, |mut parts| handle.write(&mut parts.codes, &vec![0xFFu8; codes.len()])).unwrap();
+            }
+            (0..launches).for_each(|_| handle.launch(&graph).unwrap());
+            assert!(handle.read_bytes(&d.view()).unwrap() == want, "chained {chained}");
+            for (q, want) in hidden.iter().zip(&codes) {
+                assert!(handle.read_bytes(&q.codes()).unwrap() == *want, "chained {chained}");
+            }
         }
     }
 }

@@ -4,289 +4,24 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "gpu_small_m_groups/experts.rs"]
+mod experts;
 #[allow(dead_code, unused_imports, reason = "what is for quantized rows, too, is the other suites'")]
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
 
 use common::gemm::*;
 use common::*;
-use ndarray::{Array2, s};
+use experts::*;
+use ndarray::Array2;
+use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::reference::{self, Swiglu};
 use scaled_gemm::{
-    Activation, DType, DeviceBuffer, Epilogue, Fp8Format, FusedGemmArgs, GemmArgs, GemmDesc, GroupedGemmArgs,
-    GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, Operand, QuantMatrix, Scheme, Sm90Config,
-    SmallMBlock, SmallMConfig, VecRef,
+    DType, DeviceBuffer, DeviceBytes, DeviceBytesMut, Formulation, Fp8Format, FusedGemmArgs, GemmArgs, GemmDesc,
+    GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, QuantMatrix, Scheme,
+    Sm90Config, SmallMConfig, VecRef,
 };
-use small_m_weights::*;
-
-const F: Fp8Format = Fp8Format::E4M3;
-
-/// A handle on an sm_90.
-fn hopper() -> Option<Handle> {
-    handle_with(KernelFamily::SmallMGroups)
-}
-
-/// Every pair that a kernel multiplies.
-const PAIRS: [(DType, Scheme); 14] = [
-    (DType::Bf16, Scheme::Nvfp4),
-    (DType::F16, Scheme::Nvfp4),
-    (DType::Bf16, Scheme::Nvfp4Row),
-    (DType::F16, Scheme::Nvfp4Row),
-    (DType::Bf16, Scheme::Mxfp4),
-    (DType::Bf16, Scheme::Mxfp8(F)),
-    (DType::Bf16, Scheme::Fp8Tensor(F)),
-    (DType::F16, Scheme::Fp8Tensor(F)),
-    (DType::Bf16, Scheme::Fp8Row(F)),
-    (DType::F16, Scheme::Fp8Row(F)),
-    (DType::Bf16, Scheme::Fp8Group1x128(F)),
-    (DType::F16, Scheme::Fp8Group1x128(F)),
-    (DType::Bf16, Scheme::Fp8Group128x128(F)),
-    (DType::F16, Scheme::Fp8Group128x128(F)),
-];
-
-const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
-/// Usual rows, of which each has kernels of its own.
-const WIDTHS: [usize; 3] = [8, 16, 32];
-const ALPHA: f32 = 0.75;
-
-fn is_e2m1(scheme: Scheme) -> bool {
-    matches!(scheme, Scheme::Nvfp4 | Scheme::Nvfp4Row | Scheme::Mxfp4)
-}
-
-/// The tiles that have the same order of sums: as many parts of k as have fourteen steps of 128 each, four at the most.
-fn tiles(scheme: Scheme, k: usize) -> SmallMConfig {
-    let block = if is_e2m1(scheme) { SmallMBlock::Tile } else { SmallMBlock::TileE4m3 };
-    let split = [4, 2].into_iter().find(|split| k.div_ceil(128) >= 14 * split).unwrap_or(1);
-    SmallMConfig::new(block, split as u32).unwrap()
-}
-
-/// So many rows of a matrix, from one on that begins a tile.
-fn rows_of(q: &HostQuantMatrix, from: usize, count: usize) -> HostQuantMatrix {
-    let (scheme, rows, k) = (q.scheme(), q.rows(), q.cols());
-    let row = q.logical_codes().len() / rows;
-    let codes = q.logical_codes()[from * row..(from + count) * row].to_vec();
-    let [down, across] = scheme.scale_grid(rows, k);
-    let scales = match scheme {
-        _ if down <= 1 => q.logical_scales().to_vec(),
-        _ => {
-            let tall = rows.div_ceil(down);
-            q.logical_scales()[from / tall * across..(from + count) / tall * across].to_vec()
-        }
-    };
-    if scheme.spec().block.is_some() {
-        let [_, blocks] = scheme.block_grid(rows, k);
-        let block_scales = &q.logical_block_scales()[from * blocks..(from + count) * blocks];
-        return HostQuantMatrix::from_block_logical(scheme, count, k, codes, &scales, block_scales).unwrap();
-    }
-    HostQuantMatrix::from_logical(scheme, count, k, codes, &scales).unwrap()
-}
-
-/// What groups multiply: rows of X are those of A, with what no group has between them.
-struct Experts {
-    x: Array2<f32>,
-    dtype: DType,
-    gap: usize,
-    a: DeviceBuffer,
-    w: HostQuantMatrix,
-    b: QuantMatrix,
-    groups: usize,
-    /// Rows of B of a group.
-    each: usize,
-}
-
-impl Experts {
-    fn new(
-        handle: &Handle,
-        rng: &mut Noise,
-        rows: usize,
-        [groups, each, k]: [usize; 3],
-        pair: (DType, Scheme),
-    ) -> Self {
-        let x = blocked(rng, rows, k);
-        let w = quantized(&blocked(rng, groups * each, k), pair.1);
-        Self::of(handle, x, w, groups, pair.0)
-    }
-
-    fn of(handle: &Handle, x: Array2<f32>, w: HostQuantMatrix, groups: usize, dtype: DType) -> Self {
-        let gap = x.nrows() / 4 % 2 * 8;
-        let x = x.mapv(|v| round_to(dtype, v));
-        let a = handle.upload(&strided(&x, dtype, gap)).unwrap();
-        let b = QuantMatrix::from_host(handle, &w).unwrap();
-        Self { dtype, gap, a, b, groups, each: w.rows() / groups, x, w }
-    }
-
-    fn a(&self) -> MatRef<'_> {
-        let (rows, k) = (self.x.nrows(), self.x.ncols());
-        MatRef::new(&self.a, self.dtype, rows, k).unwrap().with_row_stride(k + self.gap).unwrap()
-    }
-
-    /// The product of some rows with a group's matrix.
-    fn alone(&self, handle: &Handle, g: usize, rows: std::ops::Range<usize>, out: DType, end: &End) -> Vec<u8> {
-        let (n, k) = (self.each, self.x.ncols());
-        let b = QuantMatrix::from_host(handle, &rows_of(&self.w, g * n, n)).unwrap();
-        let config = tiles(self.w.scheme(), k);
-        let mut all = Vec::new();
-        for start in rows.clone().step_by(64) {
-            let own = self.x.slice(s![start..rows.end.min(start + 64), ..]).to_owned();
-            let m = own.nrows();
-            let epilogue =
-                Epilogue { bias: end.bias.as_ref().map(|_| DType::F32), activation: end.activation, residual: None };
-            let desc = GemmDesc::new(m, n, k, Operand::Plain(self.dtype), self.w.scheme(), out).with_epilogue(epilogue);
-            let a = handle.upload(&strided(&own, self.dtype, 0)).unwrap();
-            let a = MatRef::new(&a, self.dtype, m, k).unwrap();
-            let mut d = poisoned(handle, m * n * out.bytes());
-            let to = MatMut::new(&mut d, out, m, n).unwrap();
-            let bias = end.bias.as_ref().map(|bias| handle.upload(&bias[g * n..(g + 1) * n]).unwrap());
-            let mut args = GemmArgs::weight_only(a, &b, to).alpha(ALPHA).activation(end.activation);
-            if let Some(bias) = &bias {
-                args = args.bias(VecRef::new(bias, DType::F32, n).unwrap());
-            }
-            planned(handle, &desc, config).execute(handle, args).unwrap();
-            all.extend(handle.stream().clone_dtoh(&d).unwrap());
-        }
-        all
-    }
-
-    /// The same of both matrices of a group, and SwiGLU of them.
-    fn alone_gated(&self, handle: &Handle, g: usize, rows: std::ops::Range<usize>, out: DType) -> Vec<u8> {
-        let m = rows.len();
-        let both = values_of(DType::F32, &self.alone(handle, g, rows, DType::F32, &End::default()));
-        let both = Array2::from_shape_vec((m, self.each), both).unwrap();
-        let (h, _) = reference::swiglu(both.view(), &Swiglu::default()).unwrap();
-        bytes_of(out, h.mapv(|v| round_to(out, v)).iter())
-    }
-}
-
-/// What follows the sums.
-#[derive(Default)]
-struct End {
-    bias: Option<Vec<f32>>,
-    activation: Activation,
-}
-
-/// Rows `gap` elements apart, NaN between them.
-fn strided(x: &Array2<f32>, dtype: DType, gap: usize) -> Vec<u8> {
-    let mut values = Vec::new();
-    for row in x.rows() {
-        values.extend(row.iter());
-        values.extend(vec![f32::NAN; gap]);
-    }
-    bytes_of(dtype, &values)
-}
-
-/// Where groups of these counts lie, with gaps, each at a multiple of four rows.
-fn starts_of(counts: &[usize]) -> (Vec<i64>, usize) {
-    let mut at = 4;
-    let starts = counts.iter().enumerate().map(|(g, count)| {
-        let start = at;
-        at += count.next_multiple_of(4) + g % 3 * 4;
-        start as i64
-    });
-    (starts.collect(), at + 4)
-}
-
-/// D of all groups in one launch: rows of no group are poison.
-struct Launch<'a> {
-    of: &'a Experts,
-    starts: Option<&'a DeviceBuffer>,
-    slot_rows: usize,
-    counts: &'a DeviceBuffer,
-    usual: usize,
-    out: DType,
-    gap: usize,
-}
-
-impl Launch<'_> {
-    fn rows(&self) -> GroupedRows<'_> {
-        match self.starts {
-            Some(starts) => GroupedRows::Contiguous { starts: starts.view(), counts: self.counts.view() },
-            None => GroupedRows::Masked { slot_rows: self.slot_rows, counts: self.counts.view() },
-        }
-    }
-
-    fn columns(&self, gated: bool) -> usize {
-        if gated { self.of.each / 2 } else { self.of.each }
-    }
-
-    fn bytes(&self, gated: bool) -> usize {
-        self.of.x.nrows() * (self.columns(gated) + self.gap) * self.out.bytes()
-    }
-
-    fn enqueue(&self, handle: &Handle, d: &mut DeviceBuffer, gated: bool, end: &End) -> scaled_gemm::Result<()> {
-        let (rows, n) = (self.of.x.nrows(), self.columns(gated));
-        let to = MatMut::new(d, self.out, rows, n)?.with_row_stride(n + self.gap)?;
-        if gated {
-            let args = FusedGemmArgs::swiglu_weight_only(self.of.a(), &self.of.b, to).alpha(ALPHA);
-            return handle.fused_gemm(args.groups(self.of.groups, self.rows()).expected_rows(self.usual));
-        }
-        let bias = end.bias.as_ref().map(|bias| handle.upload(bias)).transpose()?;
-        let args = GroupedGemmArgs::weight_only(self.of.a(), &self.of.b, self.of.groups, self.rows(), to);
-        let args = args.alpha(ALPHA).activation(end.activation).expected_rows(self.usual);
-        match &bias {
-            Some(bias) => handle.grouped_gemm(args.bias(VecRef::new(bias, DType::F32, self.of.w.rows())?)),
-            None => handle.grouped_gemm(args),
-        }
-    }
-
-    /// All bytes of D.
-    fn run(&self, handle: &Handle, gated: bool, end: &End) -> Vec<u8> {
-        let mut d = handle.upload(&vec![0xFFu8; self.bytes(gated)]).unwrap();
-        self.enqueue(handle, &mut d, gated, end).unwrap();
-        handle.read_bytes(&d.view()).unwrap()
-    }
-
-    /// What it must be where groups have these rows: start and count.
-    fn want(&self, handle: &Handle, taken: &[(usize, usize)], gated: bool, end: &End) -> Vec<u8> {
-        let (row, step) = (self.columns(gated) * self.out.bytes(), (self.columns(gated) + self.gap) * self.out.bytes());
-        let mut want = vec![0xFF; self.bytes(gated)];
-        for (g, (start, count)) in taken.iter().copied().enumerate().filter(|(_, (_, count))| *count > 0) {
-            let rows = start..start + count;
-            let own = match gated {
-                true => self.of.alone_gated(handle, g, rows, self.out),
-                false => self.of.alone(handle, g, rows, self.out, end),
-            };
-            for (i, bytes) in own.chunks(row).enumerate() {
-                want[(start + i) * step..][..row].copy_from_slice(bytes);
-            }
-        }
-        want
-    }
-}
-
-/// Groups of these counts, contiguous or in slots, of rows of one width of kernels.
-fn check(
-    handle: &Handle,
-    rng: &mut Noise,
-    counts: &[usize],
-    [n, k]: [usize; 2],
-    pair: (DType, Scheme),
-    (usual, out): (usize, DType),
-    (slots, gated): (bool, bool),
-) {
-    let (starts, rows) = starts_of(counts);
-    let slot_rows = counts.iter().max().unwrap().next_multiple_of(4);
-    let rows = if slots { slot_rows * counts.len() } else { rows };
-    let each = if gated { 2 * n } else { n };
-    let of = Experts::new(handle, rng, rows, [counts.len(), each, k], pair);
-    let start = |g: usize| if slots { g * slot_rows } else { starts[g] as usize };
-    let taken: Vec<_> = counts.iter().enumerate().map(|(g, count)| (start(g), *count)).collect();
-    let starts_on = handle.upload(&starts).unwrap();
-    let counts_on = handle.upload(&counts.iter().map(|count| *count as i64).collect::<Vec<_>>()).unwrap();
-    let starts = (!slots).then_some(&starts_on);
-    let launch = Launch { of: &of, starts, slot_rows, counts: &counts_on, usual, out, gap: counts.len() % 2 * 4 };
-    let mut end = End::default();
-    if !gated && n == 256 {
-        end.bias = Some((0..counts.len() * n).map(|_| rng.normal()).collect());
-        end.activation = Activation::Silu;
-    }
-    let got = launch.run(handle, gated, &end);
-    let want = launch.want(handle, &taken, gated, &end);
-    let (step, size) = ((launch.columns(gated) + launch.gap) * out.bytes(), out.bytes());
-    let wrong = (0..got.len() / size).find(|i| got[i * size..][..size] != want[i * size..][..size]);
-    let wrong = wrong.map(|i| (i * size / step, i * size % step / size));
-    assert_eq!(wrong, None, "{pair:?}, {usual} rows, n {n}, k {k}, slots {slots}, gated {gated}: row and column");
-    assert!(launch.run(handle, gated, &end) == got, "a second run differs: {pair:?}");
-}
+use small_m_weights::{blocked, planned};
 
 /// Small, for runs under a sanitizer: each kernel, gated and not, with every split.
 #[test]
@@ -324,7 +59,7 @@ fn groups_are_what_each_is_alone() {
         for (j, k) in k.into_iter().enumerate() {
             let counts: &[usize] = if j == 1 { &many } else { &[100, 0, 5, 64, 31] };
             let n = if j == 1 { 128 } else { 256 + 128 * (i % 2) };
-            let of = (WIDTHS[(i + j) % 3], WIDE[(i + 2 * j) % 3]);
+            let of = (WIDTHS[(i + j) % WIDTHS.len()], WIDE[(i + 2 * j) % 3]);
             check(&handle, &mut rng, counts, [n, k], pair, of, (i % 2 == 0, (i + j) % 2 == 0));
         }
     }
@@ -332,10 +67,119 @@ fn groups_are_what_each_is_alone() {
     for pair in [PAIRS[0], PAIRS[12]] {
         check(&handle, &mut rng, &[7, 1, 0, 12], [6400, 512], pair, (8, DType::Bf16), (true, false));
         check(&handle, &mut rng, &[3, 70], [6400, 3584], pair, (16, DType::Bf16), (false, true));
+        // Groups of many rows: parts of all widths one behind the other, the last of any rows.
+        for usual in [32, 64, 300] {
+            check(
+                &handle,
+                &mut rng,
+                &[300, 0, 257, 64, 131],
+                [384, 1824],
+                pair,
+                (usual, DType::Bf16),
+                (usual == 64, false),
+            );
+            check(&handle, &mut rng, &[130, 190], [256, 7168], pair, (usual, DType::Bf16), (usual == 32, true));
+        }
         // Clusters that compute three parts and more, of one block and of four.
         check(&handle, &mut rng, &[100, 70, 0, 30], [6400, 128], pair, (8, DType::Bf16), (true, false));
         check(&handle, &mut rng, &[100, 70, 0, 30], [1280, 7168], pair, (8, DType::Bf16), (true, false));
     }
+}
+
+/// What rows and weights with block scales give, each group alone in 64 rows at a time.
+fn alone_quantized(
+    handle: &Handle,
+    [x, w]: [&HostQuantMatrix; 2],
+    (g, n): (usize, usize),
+    rows: std::ops::Range<usize>,
+    out: DType,
+) -> Vec<u8> {
+    let (k, b) = (x.cols(), QuantMatrix::from_host(handle, &rows_of(w, g * n, n)).unwrap());
+    let mut all = Vec::new();
+    for start in rows.clone().step_by(64) {
+        let m = (rows.end - start).min(64);
+        let a = QuantMatrix::from_host(handle, &rows_of(x, start, m)).unwrap();
+        let mut d = poisoned(handle, m * n * out.bytes());
+        let args = GemmArgs::new(&a, &b, MatMut::new(&mut d, out, m, n).unwrap()).alpha(ALPHA);
+        let desc = GemmDesc::new(m, n, k, x.scheme(), w.scheme(), out);
+        planned(handle, &desc, tiles(w.scheme(), k)).execute(handle, args).unwrap();
+        all.extend(handle.stream().clone_dtoh(&d).unwrap());
+    }
+    all
+}
+
+/// Quantized rows in any places, groups of few and of many: behind a launch that dequantizes all of them, one launch, whose counts change from launch to launch of a graph.
+#[test]
+fn quantized_rows_are_what_each_group_is_alone() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(308);
+    let (groups, n, rows) = (6, 256, 512);
+    let quantizes = |s: &Scheme| matches!(s, Scheme::Nvfp4 | Scheme::Nvfp4Row | Scheme::Mxfp4 | Scheme::Mxfp8(_));
+    let all: Vec<_> = Scheme::ALL.into_iter().filter(quantizes).collect();
+    let mut tried = 0;
+    for (i, (a, b)) in all.iter().flat_map(|a| all.iter().map(|b| (*a, *b))).enumerate() {
+        let (out, k) = (WIDE[i % 3], [416, 1824, 3616][i % 3]);
+        let served = handle.supports(&GemmDesc::new(64, n, k, a, b, out));
+        if !served.is_ok_and(|ways| ways.contains(&Formulation::SmallM)) {
+            continue;
+        }
+        tried += 1;
+        let x = quantized(&blocked(&mut rng, rows, k), a);
+        let w = quantized(&blocked(&mut rng, groups * n, k), b);
+        let [on_a, on_b] = [&x, &w].map(|host| QuantMatrix::from_host(&handle, host).unwrap());
+        let mut starts = handle.upload(&[0i64; 6]).unwrap();
+        let mut counts = handle.upload(&[0i64; 6]).unwrap();
+        let mut clamped = handle.upload(&[77u32]).unwrap();
+        let mut d = handle.alloc(rows * n * out.bytes()).unwrap();
+        let mut call = |explains: bool| {
+            let d = MatMut::new(&mut d, out, rows, n)?;
+            let places = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+            let mut args = GroupedGemmArgs::new(&on_a, &on_b, groups, places, d).alpha(ALPHA);
+            if explains {
+                let text = args.explain(&handle)?;
+                let as_type = if out == DType::F16 && a.is_nvfp4() { "f16" } else { "bf16" };
+                let words = format!("dequantizes all of A to {as_type}, {} bytes of scratch memory", rows * k * 2);
+                assert!(text.contains("one launch of small-m") && text.contains(&words), "{text}");
+            }
+            handle.grouped_gemm(args.clamped(clamped.view_mut()))
+        };
+        call(true).unwrap();
+        let graph = capture_owned(&handle, || call(false)).unwrap();
+        let many = [(4, 300), (304, 0), (308, 1), (312, 65), (380, 0), (380, 132)];
+        for (turn, taken) in
+            [many, [(0, 0); 6], [(0, 8), (8, 8), (16, 0), (16, 64), (80, 33), (500, 12)]].iter().enumerate()
+        {
+            let numbers = |of: fn(&(usize, usize)) -> usize| taken.iter().map(|x| of(x) as i64).collect::<Vec<_>>();
+            handle.write(&mut starts.view_mut(), &numbers(|x| x.0)).unwrap();
+            handle.write(&mut counts.view_mut(), &numbers(|x| x.1)).unwrap();
+            handle.write(&mut d.view_mut(), &vec![0xFFu8; rows * n * out.bytes()]).unwrap();
+            handle.launch(&graph).unwrap();
+            let mut want = vec![0xFFu8; rows * n * out.bytes()];
+            for (g, (start, count)) in taken.iter().copied().enumerate().filter(|(_, (_, count))| *count > 0) {
+                let own = alone_quantized(&handle, [&x, &w], (g, n), start..start + count, out);
+                want[start * n * out.bytes()..][..own.len()].copy_from_slice(&own);
+            }
+            assert!(handle.read_bytes(&d.view()).unwrap() == want, "{a} x {b}, k {k}, {out}, turn {turn}");
+            assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [0], "{a} x {b}, turn {turn}");
+        }
+    }
+    assert!(tried >= 5, "{tried} pairs");
+    // Slots of many usual rows are one product each, of few this launch.
+    let (a, b) =
+        (QuantMatrix::zeros(&handle, Scheme::Nvfp4, rows, 64), QuantMatrix::zeros(&handle, Scheme::Nvfp4, 2 * n, 64));
+    let (a, b) = (a.unwrap(), b.unwrap());
+    let counts = handle.upload(&[256i64, 3]).unwrap();
+    let mut d = handle.alloc(rows * n * 2).unwrap();
+    let mut text = |usual: Option<usize>| {
+        let places = GroupedRows::Masked { slot_rows: 256, counts: counts.view() };
+        let d = MatMut::new(&mut d, DType::Bf16, rows, n).unwrap();
+        let args = GroupedGemmArgs::new(&a, &b, 2, places, d);
+        let mut args = if let Some(usual) = usual { args.expected_rows(usual) } else { args };
+        args.explain(&handle).unwrap()
+    };
+    let texts = [None, Some(129), Some(128)].map(&mut text);
+    assert_eq!(texts.each_ref().map(|text| text.contains("one product a slot")), [true, true, false], "{texts:?}");
+    assert!(texts[2].contains("one launch of small-m"), "{}", texts[2]);
 }
 
 /// One graph whose launches find other counts and starts, and other tokens: those of an engine that decodes.
@@ -481,7 +325,7 @@ fn gates_of_any_size() {
     }
 }
 
-/// Tens of thousands of launches, each behind the one before it, whose counts change in between: then the right bits.
+/// Thousands of launches, each behind the one before it and with a D of its own, whose counts change in between: each has the right bits.
 #[test]
 fn long_runs() {
     let Some(handle) = hopper() else { return };
@@ -490,22 +334,26 @@ fn long_runs() {
         let (groups, n, k) = (24, 256, 2080);
         let of = Experts::new(&handle, &mut rng, 192, [groups, if gated { 2 * n } else { n }, k], pair);
         let counts: Vec<usize> = (0..groups).map(|g| g * 5 % 9).collect();
-        let numbers = |turn: usize| (0..groups).map(|g| counts[(g + turn) % groups] as i64).collect::<Vec<_>>();
-        let mut counts_on = handle.upload(&numbers(1)).unwrap();
-        let mut d = handle.upload(&vec![0xFFu8; 192 * n * 2]).unwrap();
-        for turn in (0..8).rev() {
-            handle.write(&mut counts_on.view_mut(), &numbers(turn)).unwrap();
+        let count = |turn: usize, g: usize| counts[(g + turn) % groups];
+        let mut counts_on = handle.upload(&vec![0i64; groups]).unwrap();
+        let poison = vec![0xFFu8; 192 * n * 2];
+        let mut all: Vec<_> = (0..64).map(|_| handle.upload(&poison).unwrap()).collect();
+        for turn in 0..8 {
+            let numbers: Vec<_> = (0..groups).map(|g| count(turn, g) as i64).collect();
+            handle.write(&mut counts_on.view_mut(), &numbers).unwrap();
             let launch =
                 Launch { of: &of, starts: None, slot_rows: 8, counts: &counts_on, usual: 8, out: DType::Bf16, gap: 0 };
-            (0..2000).for_each(|_| launch.enqueue(&handle, &mut d, gated, &End::default()).unwrap());
+            let taken: Vec<_> = (0..groups).map(|g| (8 * g, count(turn, g))).collect();
+            let want = launch.want(&handle, &taken, gated, &End::default());
+            for run in 0..16 {
+                all.iter_mut().for_each(|d| handle.write(&mut d.view_mut(), &poison).unwrap());
+                for d in &mut all {
+                    launch.enqueue(&handle, d, gated, &End::default()).unwrap();
+                }
+                let wrong = all.iter().position(|d| handle.read_bytes(&d.view()).unwrap() != want);
+                assert_eq!(wrong, None, "{pair:?}, gated {gated}, turn {turn}, run {run}: which launch");
+            }
         }
-        handle.write(&mut d.view_mut(), &vec![0xFFu8; 192 * n * 2]).unwrap();
-        let launch =
-            Launch { of: &of, starts: None, slot_rows: 8, counts: &counts_on, usual: 8, out: DType::Bf16, gap: 0 };
-        launch.enqueue(&handle, &mut d, gated, &End::default()).unwrap();
-        let taken: Vec<_> = counts.iter().enumerate().map(|(g, count)| (8 * g, *count)).collect();
-        let want = launch.want(&handle, &taken, gated, &End::default());
-        assert!(handle.read_bytes(&d.view()).unwrap() == want, "{pair:?}, gated {gated}");
     }
 }
 
@@ -556,4 +404,55 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
         GroupedGemmArgs::weight_only(a, &nvfp4, groups, rows(), to).explain(&handle).unwrap()
     };
     assert!(text.contains("one launch of small-m") && text.contains("not read"), "{text}");
+}
+
+/// D must lie apart from all that is read: A, B, a bias, and where groups lie.
+#[test]
+fn a_d_that_overlaps_is_refused() {
+    let Some(handle) = hopper() else { return };
+    let (groups, n, k) = (2, 128, 64);
+    let memory = poisoned(&handle, 1 << 20);
+    let (base, _guard) = memory.device_ptr(handle.stream());
+    // SAFETY: `memory` lives to the end of the test, and what is enqueued reads and writes different parts of it.
+    let read = |at: u64, bytes: usize| unsafe { DeviceBytes::from_raw(base + at, bytes) };
+    // SAFETY: the same.
+    let part =
+        |at: u64, bytes: usize| unsafe { DeviceBuffer::from_raw(handle.stream(), base + at, bytes, ()) }.unwrap();
+    // A at 0, codes at 64 KiB, block scales at 128, scales at 192, counts at 256, the bias at 320, D.
+    let kib = |at: u64| at << 10;
+    let scheme = Scheme::Nvfp4Row;
+    let (rows, cols) = (groups * n, k);
+    let b = QuantMatrix::from_parts(
+        scheme,
+        rows,
+        cols,
+        part(kib(64), scheme.code_bytes(rows, cols)),
+        Some(part(kib(192), rows * 4)),
+        Some(part(kib(128), scheme.block_scale_len(rows, cols))),
+    )
+    .unwrap();
+    let ask = |at: u64| {
+        // SAFETY: the same.
+        let d = unsafe { DeviceBytesMut::from_raw(base + at, 8 * n * 2) };
+        let rows = GroupedRows::Masked { slot_rows: 4, counts: read(kib(256), groups * 8) };
+        let a = MatRef::new(read(0, 8 * k * 2), DType::Bf16, 8, k).unwrap();
+        let d = MatMut::new(d, DType::Bf16, 8, n).unwrap();
+        let bias = VecRef::new(read(kib(320), groups * n * 2), DType::Bf16, groups * n).unwrap();
+        handle.grouped_gemm(GroupedGemmArgs::weight_only(a, &b, groups, rows, d).bias(bias))
+    };
+    let d_bytes = 8 * n as u64 * 2;
+    for (at, words) in [
+        (8 * k as u64 * 2 - 2, "must not overlap A"),
+        (kib(64) - d_bytes + 2, "must not overlap B"),
+        (kib(128), "must not overlap B"),
+        (kib(192) + 4, "must not overlap B"),
+        (kib(256) + 14, "must not overlap where groups lie"),
+        (kib(320), "must not overlap a bias"),
+    ] {
+        refused(ask(at), &[words, "other tiles still read"]);
+    }
+    for at in [8 * k as u64 * 2, kib(64) - d_bytes, kib(256) + 16, kib(512)] {
+        ask(at).unwrap();
+    }
+    handle.synchronize().unwrap();
 }

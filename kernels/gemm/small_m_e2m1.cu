@@ -20,10 +20,7 @@ SMALL_M(eight, 2, 8, 2, 3, 2)
 SMALL_M(sixteen, 2, 16, 1, 1, 1)
 SMALL_M(narrow, 1, 16, 2, 2, 1)
 
-#define SMALL_M_TILES(tokens, ...)                                                                                               \
-    SMALL_M_TILE_KERNEL(nvfp4, NVFP4, bf16, Bf16, tokens, __VA_ARGS__)                                                           \
-    SMALL_M_TILE_KERNEL(nvfp4, NVFP4, f16, F16, tokens, __VA_ARGS__)                                                             \
-    SMALL_M_TILE_KERNEL(mxfp4, MXFP4, bf16, Bf16, tokens, __VA_ARGS__)
+#define SMALL_M_TILES(...) EACH_E2M1_WEIGHTS(SMALL_M_TILE_KERNEL, __VA_ARGS__)
 
 // columns, name, stages, blocks on a multiprocessor. Mirror of `SmallMBlock`, too.
 SMALL_M_TILES(16, tile, 3, 4)

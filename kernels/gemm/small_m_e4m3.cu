@@ -1,14 +1,7 @@
 // Products of at most 64 rows of BF16 or F16 with E4M3 codes: see small_m_tile.cuh.
 #include "gemm/small_m_tile.cuh"
 
-#define SMALL_M_TILES(tokens, ...)                                                                                               \
-    SMALL_M_TILE_KERNEL(fp8, FP8, bf16, Bf16, tokens, __VA_ARGS__)                                                               \
-    SMALL_M_TILE_KERNEL(fp8, FP8, f16, F16, tokens, __VA_ARGS__)                                                                 \
-    SMALL_M_TILE_KERNEL(fp8_1x128, FP8_1X128, bf16, Bf16, tokens, __VA_ARGS__)                                                   \
-    SMALL_M_TILE_KERNEL(fp8_1x128, FP8_1X128, f16, F16, tokens, __VA_ARGS__)                                                     \
-    SMALL_M_TILE_KERNEL(fp8_128x128, FP8_128X128, bf16, Bf16, tokens, __VA_ARGS__)                                               \
-    SMALL_M_TILE_KERNEL(fp8_128x128, FP8_128X128, f16, F16, tokens, __VA_ARGS__)                                                 \
-    SMALL_M_TILE_KERNEL(mxfp8, MXFP8, bf16, Bf16, tokens, __VA_ARGS__)
+#define SMALL_M_TILES(...) EACH_E4M3_WEIGHTS(SMALL_M_TILE_KERNEL, __VA_ARGS__)
 
 // columns, name, stages, blocks on a multiprocessor. Mirror of `SmallMBlock` in src/gpu/kernels.
 SMALL_M_TILES(8, tile_e4m3, 3, 3)

@@ -1,4 +1,4 @@
-// Products of groups of few rows of 16-bit numbers, each group with a matrix of E2M1 or E4M3 codes of its own, on Hopper: the experts of a layer. Also of
+// Products of groups of rows of 16-bit numbers, made for few of each, each group with a matrix of E2M1 or E4M3 codes of its own, on Hopper: the experts of a layer. Also of
 // one matrix, where B has two that are multiplied side by side ("gated").
 //
 // Clusters are persistent, but where all rows are one group's: each walks the parts of D with its own number modulo the grid, and computes each as small_m_tile.cuh does, in the same order of
@@ -21,57 +21,35 @@ struct SmallMGroups {
 template <u32 TOKENS> struct SmallMWalk {
     const SmallMWeightsProblem& p;
     const SmallMGroups& g;
-    u32 first_group, base, end, upto, units, start, count, largest;
+    // Of a product that is gated, halves of as many columns.
+    const u32 tiles;
+    GroupWalk<4> groups;
 
-    __device__ __forceinline__ SmallMWalk(const SmallMWeightsProblem& p, const SmallMGroups& g) : p(p), g(g), first_group(0), end(0), largest(0) {
+    __device__ __forceinline__ static u32 chunks(u32 rows) { return (rows + TOKENS - 1) / TOKENS; }
+
+    __device__ __forceinline__ SmallMWalk(const SmallMWeightsProblem& p, const SmallMGroups& g) : p(p), g(g), tiles(p.n / (g.gated ? 64 : 128)) {
         if (!g.groups) return;
         // All lines on their way at once: the walk finds them in L1.
         for (u32 at = threadIdx.x * 16; at < g.groups; at += blockDim.x * 16) {
             if (g.starts) touch(g.starts + at);
             touch(g.counts + at);
         }
-        load();
+        groups.load(g, p.m, [&](u32 rows) { return chunks(rows) * tiles; });
     }
     __device__ __forceinline__ static void touch(const i64* p) {
         i64 unused;
         asm volatile("ld.global.s64 %0, [%1];" : "=l"(unused) : "l"(p));
     }
-    // Of a product that is gated, halves of as many columns.
-    __device__ __forceinline__ u32 tiles() const { return p.n / (g.gated ? 64 : 128); }
-
-    __device__ __forceinline__ void load() {
-        load_32_groups<4>(g, p.m, first_group, largest, start, count);
-        units = (count + TOKENS - 1) / TOKENS * tiles();
-        upto = units;
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            const u32 before = __shfl_up_sync(0xFFFFFFFFu, upto, step);
-            if (threadIdx.x % 32 >= step) upto += before;
-        }
-        base = end;
-        end += __shfl_sync(0xFFFFFFFFu, upto, 31);
-    }
 
     // Which part unit number `unit` is; numbers increase. All lanes of a warp together.
     __device__ __forceinline__ bool find(u32 unit, SmallMPlace& part) {
-        u32 group = 0, inside = unit, rows = p.m, row = 0;
-        if (g.groups) {
-            while (unit >= end) {
-                first_group += 32;
-                if (first_group >= g.groups) return false;
-                load();
-            }
-            const u32 lane = __ffs(__ballot_sync(0xFFFFFFFFu, unit - base < upto)) - 1;
-            group = first_group + lane;
-            inside = unit - base - __shfl_sync(0xFFFFFFFFu, upto - units, lane);
-            rows = __shfl_sync(0xFFFFFFFFu, count, lane);
-            row = __shfl_sync(0xFFFFFFFFu, start, lane);
-        }
-        const u32 chunks = (rows + TOKENS - 1) / TOKENS, tile = inside / chunks, from = (inside - tile * chunks) * TOKENS;
-        if (tile >= tiles()) return false;  // of one group
-        part.m = min(rows - from, TOKENS);
-        part.row = row + from;
-        part.b_row = group * p.n * (g.gated ? 2 : 1);
+        UnitOfGroup of = {0, 0, p.m, unit};
+        if (g.groups && !groups.find(g, p.m, [&](u32 rows) { return chunks(rows) * tiles; }, unit, of)) return false;
+        const u32 each = chunks(of.count), tile = of.inside / each, from = (of.inside - tile * each) * TOKENS;
+        if (tile >= tiles) return false;  // of one group
+        part.m = min(of.count - from, TOKENS);
+        part.row = of.start + from;
+        part.b_row = of.group * p.n * (g.gated ? 2 : 1);
         part.gated = g.gated;
         part.col = tile * part.columns();
         return true;

@@ -19,6 +19,21 @@
 // How B is stored: its codes, and the scales that are a part of the sum. FP8 has none of those, FP8_1X128 and FP8_128X128 have FP32 scales of 128 columns.
 enum class Weights { NVFP4, MXFP4, MXFP8, FP8, FP8_1X128, FP8_128X128 };
 
+// The weights and rows of A that there are kernels for, F16 where it holds what scales reach: KERNEL of each with what else it takes. Mirror of
+// `SmallMWeights::served` in src/gpu/kernels/small_m_weights.rs.
+#define EACH_E2M1_WEIGHTS(KERNEL, ...)                                                                                           \
+    KERNEL(nvfp4, NVFP4, bf16, Bf16, __VA_ARGS__)                                                                                \
+    KERNEL(nvfp4, NVFP4, f16, F16, __VA_ARGS__)                                                                                  \
+    KERNEL(mxfp4, MXFP4, bf16, Bf16, __VA_ARGS__)
+#define EACH_E4M3_WEIGHTS(KERNEL, ...)                                                                                           \
+    KERNEL(fp8, FP8, bf16, Bf16, __VA_ARGS__)                                                                                    \
+    KERNEL(fp8, FP8, f16, F16, __VA_ARGS__)                                                                                      \
+    KERNEL(fp8_1x128, FP8_1X128, bf16, Bf16, __VA_ARGS__)                                                                        \
+    KERNEL(fp8_1x128, FP8_1X128, f16, F16, __VA_ARGS__)                                                                          \
+    KERNEL(fp8_128x128, FP8_128X128, bf16, Bf16, __VA_ARGS__)                                                                    \
+    KERNEL(fp8_128x128, FP8_128X128, f16, F16, __VA_ARGS__)                                                                      \
+    KERNEL(mxfp8, MXFP8, bf16, Bf16, __VA_ARGS__)
+
 // TOKENS: columns of a product, at least m. RING: stages.
 template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_> struct SmallMTileConfig {
     using Number = Number_;

@@ -78,7 +78,7 @@ pub struct Layer {
 }
 
 /// How a layer is computed.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum By {
     /// Our product of few rows, of what the layer before stored.
     SmallM(Scheme),

@@ -1,12 +1,13 @@
 //! SwiGLU of two products of few rows, one pass over both matrices: of FP8 operands by `small-m`, of plain rows by the kernels of [`few`]. Codes of the result by
 //! the quantizer behind it.
 
-use super::{FusedGemmArgs, FusedOut, check_apart};
+use super::{FusedGemmArgs, FusedOut};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, DType};
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::small_m_rules;
+use crate::gpu::grouped::fit::check_operands_apart;
 use crate::gpu::grouped::{GroupedA, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
@@ -65,8 +66,7 @@ impl<'a> FusedGemmArgs<'a> {
             let order = queue.order();
             let (a, b) = (a.read(&order)?, b.read(&order)?);
             let multiply = |d: &Span<'_>, d_stride: usize, d_type: DType| {
-                check_apart("A", &a, d)?;
-                check_apart("B", &b, d)?;
+                check_operands_apart(&a, &b, d)?;
                 let end = SmallMEnd {
                     alpha: *alpha,
                     beta: 0.0,
@@ -83,14 +83,13 @@ impl<'a> FusedGemmArgs<'a> {
             };
             match d {
                 FusedOut::Plain(d) => {
-                    let (stride, dtype) = (d.row_stride(), d.dtype());
-                    multiply(&d.data_mut().at(&order)?, stride, dtype)?;
+                    let (stride, dtype, bytes) = (d.row_stride(), d.dtype(), d.extent_bytes());
+                    multiply(&d.data_mut().at(&order)?.slice(0, bytes), stride, dtype)?;
                 }
                 FusedOut::Quantized(d) => {
                     let (out, hidden) = (d.write(&order)?, handle.scratch(bytes)?);
                     for written in [&out.codes, &out.scales] {
-                        check_apart("A", &a, written)?;
-                        check_apart("B", &b, written)?;
+                        check_operands_apart(&a, &b, written)?;
                     }
                     multiply(&hidden, n, DType::F32)?;
                     let x = Input { x: &hidden, dtype: DType::F32, rows: m, cols: n, row_stride: n };
@@ -114,7 +113,7 @@ impl<'a> FusedGemmArgs<'a> {
             return Err(Error::unsupported("codes with plain weights", "the kernel has neither", remedy));
         };
         let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
-        let (b, alpha, bias, activation) = (self.b, self.alpha, None, Activation::Silu);
+        let (a, b, alpha, bias, activation) = (few::RowsOfA::Plain(a), self.b, self.alpha, None, Activation::Silu);
         few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Gated(way) }
             .multiply(handle)
     }

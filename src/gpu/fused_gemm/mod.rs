@@ -7,16 +7,16 @@ mod two_steps;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, Operand, Scheme, pair};
-use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::formulation::HOPPER;
 use crate::gpu::gemm::sm90_rules;
+use crate::gpu::grouped::fit::{Fit, check_apart, check_numbers, check_operands_apart, check_places_apart};
 use crate::gpu::grouped::{GroupedA, GroupedRows, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     KernelFamily, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
     SmallMConfig, SmallMWeights,
 };
-use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 /// Where the result goes.
 pub enum FusedOut<'a> {
@@ -174,7 +174,7 @@ impl<'a> FusedGemmArgs<'a> {
     }
 
     /// Matrices in B, of each group.
-    fn parts(&self) -> usize {
+    fn matrices(&self) -> usize {
         if self.swiglu { 2 } else { 1 }
     }
 
@@ -271,23 +271,6 @@ impl<'a> FusedGemmArgs<'a> {
         {
             return Err(config.casts_nothing());
         }
-        if b.cols() != k {
-            let found = format!("{} x {}", b.rows(), b.cols());
-            return Err(Error::shape("B", found, format!("must have A's {k} columns"), "pass A and B of the same k"));
-        }
-        if m != a.rows() {
-            let rule = format!("must have A's {} rows", a.rows());
-            return Err(Error::shape("D", format!("{m} x {n}"), rule, "pass D of that shape"));
-        }
-        let groups = self.groups.as_ref().map_or(1, |(groups, _)| *groups);
-        if (*swiglu || self.groups.is_some()) && !n.is_multiple_of(128) {
-            return Err(Error::shape(
-                "D",
-                format!("{m} x {n}"),
-                "must have a multiple of 128 columns: no 128x128 scale of B belongs to two of its matrices",
-                "pad the rows of each matrix of B with zeros, and D's columns",
-            ));
-        }
         if !n.is_multiple_of(16) {
             let rule = "must be a multiple of 16: so many codes are stored at once";
             return Err(Error::shape(
@@ -297,37 +280,13 @@ impl<'a> FusedGemmArgs<'a> {
                 "pad the rows of B with zeros, and D's columns",
             ));
         }
-        let rows = groups.checked_mul(self.parts()).and_then(|matrices| matrices.checked_mul(n));
-        if Some(b.rows()) != rows {
-            return Err(Error::shape(
-                "B",
-                format!("{} x {k}", b.rows()),
-                match (*swiglu, self.groups.is_some()) {
-                    (false, false) => format!("must be {n} x {k}: a row for each column of D"),
-                    (false, true) => {
-                        format!("must be {groups} * {n} x {k}: as many rows for each group as D has columns")
-                    }
-                    (true, false) => format!("must be 2 * {n} x {k}: the rows of gate, then those of up"),
-                    (true, true) => {
-                        format!("must be {groups} * 2 * {n} x {k}: for each group the rows of gate, then those of up")
-                    }
-                },
-                "stack the matrices, rows upon rows, and pass D of their columns",
-            ));
-        }
-        if let Some((groups, rows)) = &self.groups {
-            rows.check_slots(*groups, m)?;
-        }
+        let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
+        // With SwiGLU there is none, as is said below.
+        let bias = self.bias.as_ref().filter(|_| !swiglu);
+        let of_a = [a.rows(), k];
+        Fit { a: of_a, b, d: [m, n], groups, matrices: self.matrices(), bias }.check()?;
         match &self.d {
-            FusedOut::Plain(d) if !matches!(d.dtype(), DType::Bf16 | DType::F16 | DType::F32) => {
-                return Err(Error::dtype(
-                    "D",
-                    d.dtype(),
-                    "is not bf16, f16 or f32",
-                    "store one of them, or pass a QuantMatrix",
-                ));
-            }
-            FusedOut::Plain(_) => {}
+            FusedOut::Plain(d) => check_numbers(d, "store one of them, or pass a QuantMatrix")?,
             FusedOut::Quantized(d) => {
                 self.recipe.check()?;
                 if self.recipe.scheme() != vec {
@@ -356,7 +315,7 @@ impl<'a> FusedGemmArgs<'a> {
                 "store the products, and apply them in calls of their own",
             ));
         }
-        self.bias.as_ref().map_or(Ok(()), |bias| bias.check_bias(groups, n))
+        Ok(())
     }
 
     /// Rows of a group, or all.
@@ -464,7 +423,8 @@ impl Handle {
             let (d, d_stride, d_type, scales) = match d {
                 FusedOut::Plain(d) => {
                     let (stride, dtype) = (d.row_stride(), d.dtype());
-                    plain = d.data_mut().at(&order)?;
+                    let bytes = d.extent_bytes();
+                    plain = d.data_mut().at(&order)?.slice(0, bytes);
                     (&plain, stride, dtype, None)
                 }
                 FusedOut::Quantized(d) => {
@@ -472,10 +432,9 @@ impl Handle {
                     (&codes.codes, n, DType::E4M3, Some(Sm90Codes { scales: &codes.scales, recipe: *recipe }))
                 }
             };
-            for written in [Some(d), scales.map(|codes| codes.scales)].into_iter().flatten() {
-                check_apart("A", &a, written)?;
-                check_apart("B", &b, written)?;
-            }
+            let written = [Some(d), scales.map(|codes| codes.scales)];
+            written.into_iter().flatten().try_for_each(|d| check_operands_apart(&a, &b, d))?;
+            bias.iter().try_for_each(|(bias, _)| check_apart("a bias", &[bias], d))?;
             let end = match scales {
                 codes if *swiglu => Sm90End::Swiglu(codes),
                 Some(codes) => Sm90End::Codes(codes),
@@ -506,7 +465,10 @@ impl Handle {
             };
             match groups {
                 None => launch(None)?,
-                Some((groups, rows)) => rows.with_places(*groups, &order, |places| launch(Some(places.into())))?,
+                Some((groups, rows)) => rows.with_places(*groups, &order, |places| {
+                    check_places_apart(&places, d)?;
+                    launch(Some(places.into()))
+                })?,
             }
         }
         if let FusedOut::Quantized(d) = &mut args.d {
@@ -514,41 +476,5 @@ impl Handle {
             d.derive_again(self)?;
         }
         Ok(())
-    }
-}
-
-/// Refuses a D that overlaps what other tiles still read.
-fn check_apart(name: &str, read: &QuantSpans<'_>, written: &Span<'_>) -> Result<()> {
-    for span in [&read.codes, &read.scales] {
-        if span.overlaps(written) {
-            return Err(Error::shape(
-                "D",
-                format!("{} bytes at {:#x}", written.bytes, written.address),
-                format!(
-                    "must not overlap {name}, {} bytes at {:#x}, which other tiles still read",
-                    span.bytes, span.address
-                ),
-                "pass memory of its own",
-            ));
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn results_lie_apart_from_what_is_read() {
-        let span = |address, bytes| Span::unguarded(address, bytes);
-        let read = QuantSpans { codes: span(4096, 1024), scales: span(8192, 64), block_scales: span(0, 0) };
-        for (address, bytes) in [(5120, 3072), (0, 4096), (8256, 10), (5000, 0)] {
-            check_apart("A", &read, &span(address, bytes)).unwrap();
-        }
-        for (address, bytes) in [(5119, 1), (0, 4097), (8000, 193), (4096, 1024)] {
-            let error = check_apart("A", &read, &span(address, bytes)).unwrap_err().to_string();
-            assert!(error.contains("must not overlap A") && error.contains(&format!("{address:#x}")), "{error}");
-        }
     }
 }

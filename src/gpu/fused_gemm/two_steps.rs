@@ -1,11 +1,12 @@
 //! SwiGLU of two products of FP8 operands in two steps of `sm90`: the products side by side in FP32, and a pass over them. The bits are those of the one kernel: the
 //! products have the same sums, and nothing is rounded in between.
 
-use super::{FusedGemmArgs, FusedOut, check_apart};
+use super::{FusedGemmArgs, FusedOut};
 use crate::epilogue::Activation;
 use crate::error::Result;
 use crate::format::{Basis, DType, Fp8Format};
 use crate::gpu::gemm::sm90_rules;
+use crate::gpu::grouped::fit::check_operands_apart;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{KernelFamily, Output, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
 use crate::gpu::matrix::QuantMatrix;
@@ -56,18 +57,16 @@ impl FusedGemmArgs<'_> {
             };
             match d {
                 FusedOut::Plain(d) => {
-                    let (stride, dtype) = (d.row_stride(), d.dtype());
-                    let d = d.data_mut().at(&order)?;
-                    check_apart("A", &a, &d)?;
-                    check_apart("B", &b, &d)?;
+                    let (stride, dtype, bytes_of_d) = (d.row_stride(), d.dtype(), d.extent_bytes());
+                    let d = d.data_mut().at(&order)?.slice(0, bytes_of_d);
+                    check_operands_apart(&a, &b, &d)?;
                     kernels.sm90_product(queue, &product, &mut Sm90Maps::default())?;
                     kernels.small_m_swiglu(queue, &both, [m, n], (&d, stride, dtype))?;
                 }
                 FusedOut::Quantized(d) => {
                     let out = d.write(&order)?;
                     for written in [&out.codes, &out.scales] {
-                        check_apart("A", &a, written)?;
-                        check_apart("B", &b, written)?;
+                        check_operands_apart(&a, &b, written)?;
                     }
                     kernels.sm90_product(queue, &product, &mut Sm90Maps::default())?;
                     let none = out.codes.slice(0, 0);

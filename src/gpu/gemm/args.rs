@@ -159,7 +159,7 @@ impl<'a> GemmArgs<'a> {
         Self { activation, ..self }
     }
 
-    /// Adds a matrix of D's shape after the activation. D must lie apart from it.
+    /// Adds a matrix of D's shape after the activation. D must lie apart from it: one that overlaps is refused, D itself, too.
     pub fn residual(self, residual: MatRef<'a>) -> Self {
         Self { residual: Some(residual), ..self }
     }

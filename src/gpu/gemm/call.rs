@@ -103,6 +103,7 @@ pub(crate) fn with_addresses(
     if outline.reads_derived() {
         b.freshen(handle)?;
     }
+    let (d_bytes, residual_bytes) = (d.extent_bytes(), residual.as_ref().map_or(0, MatRef::extent_bytes));
     let scratch = handle.scratch(outline.scratch.bytes())?;
     let [sum, a_values, b_values, factors, codes, scales, parts_of_k] =
         outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
@@ -148,8 +149,18 @@ pub(crate) fn with_addresses(
         None => check_alignment("A", &call.a.numbers)?,
         Some(source) => {
             check_alignment("A", &source.x)?;
-            check_apart(&source.x, &call.d)?;
+            // Some ways store D while others of its rows still read A.
+            check_apart("A", &[&source.x], &call.d, "which the call quantizes")?;
         }
+    }
+    if let Some((residual, ..)) = &call.residual {
+        let residual = residual.slice(0, residual_bytes);
+        check_apart(
+            "the residual",
+            &[&residual],
+            &call.d.slice(0, d_bytes),
+            "which some ways read after they stored D",
+        )?;
     }
     check_alignment("B", &call.b.numbers)?;
     // Our kernel of few rows stores single numbers, and checks its operands itself.
@@ -182,15 +193,13 @@ pub(crate) fn check_alignment(operand: &str, span: &Span<'_>) -> Result<()> {
     })
 }
 
-/// Refuses a D where an A lies that the call quantizes: some ways store D while others of its rows still read A.
-fn check_apart(a: &Span<'_>, d: &Span<'_>) -> Result<()> {
-    if !a.overlaps(d) {
-        return Ok(());
-    }
+/// Refuses a D that has a byte of `read`, and says why that may not be.
+pub(crate) fn check_apart(operand: &str, read: &[&Span<'_>], d: &Span<'_>, why: &str) -> Result<()> {
+    let Some(read) = read.iter().find(|read| read.overlaps(d)) else { return Ok(()) };
     Err(Error::shape(
         "D",
         format!("{} bytes at {:#x}", d.bytes, d.address),
-        format!("must not overlap A, {} bytes at {:#x}, which the call quantizes", a.bytes, a.address),
+        format!("must not overlap {operand}, {} bytes at {:#x}, {why}", read.bytes, read.address),
         "pass memory of its own",
     ))
 }
@@ -209,4 +218,25 @@ fn not_kept(dtype: DType) -> Error {
         "B keeps none, and execute allocates nothing",
         "call QuantMatrix::keep_dequantized, or plan without kept values",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_lie_apart_from_what_is_read() {
+        let span = |address, bytes| Span::unguarded(address, bytes);
+        let (codes, scales, none) = (span(4096, 1024), span(8192, 64), span(0, 0));
+        let check =
+            |address, bytes| check_apart("A", &[&codes, &scales, &none], &span(address, bytes), "which is read");
+        for (address, bytes) in [(5120, 3072), (0, 4096), (8256, 10), (5000, 0)] {
+            check(address, bytes).unwrap();
+        }
+        for (address, bytes) in [(5119, 1), (0, 4097), (8000, 193), (4096, 1024)] {
+            let error = check(address, bytes).unwrap_err().to_string();
+            assert!(error.contains("must not overlap A") && error.contains(&format!("{address:#x}")), "{error}");
+            assert!(error.contains("which is read"), "{error}");
+        }
+    }
 }

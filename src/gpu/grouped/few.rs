@@ -1,18 +1,19 @@
-//! Groups of few rows of BF16 or F16 numbers, in one launch of our kernels that decode the weights: [`FewRows`]. Also of all rows as one group, and of two
-//! matrices side by side.
+//! Groups of rows of BF16 or F16 numbers, in one launch of our kernels that decode the weights: [`FewRows`]. Also of rows with block scales, behind a launch that
+//! dequantizes them, of all rows as one group, and of two matrices side by side.
 
 use super::GroupedRows;
+use super::fit::{check_apart, check_places_apart};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{Basis, DType, Operand, pair};
+use crate::format::{Basis, DType, Operand, Scheme, pair};
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::formulation::HOPPER;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, OuterScales, Sm90Groups, SmallMConfig, SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig,
-    SmallMWeights, SmallMWeightsCall,
+    BlockCodes, E2M1_K_MULTIPLE, KernelFamily, OuterScales, Sm90Groups, SmallMConfig, SmallMEnd, SmallMGroupsCall,
+    SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
@@ -41,6 +42,22 @@ pub(crate) fn served(handle: &Handle, a: &MatRef<'_>, b: &QuantMatrix) -> Result
         remedy: "multiply the groups one by one with GemmArgs::weight_only, of a pair that Handle::supports offers on this GPU"
             .to_string(),
     })
+}
+
+/// How quantized rows and weights are multiplied so, and as numbers of which type the rows are dequantized: where both have block scales. Codes times those are
+/// exact in BF16, and of NVFP4 in F16, which an F16 D asks for, as of products by `small-m` without groups.
+pub(crate) fn served_quantized(
+    handle: &Handle,
+    [a, b]: [Scheme; 2],
+    k: usize,
+    d: DType,
+) -> Option<(SmallMWeights, DType)> {
+    let blocks = |scheme: Scheme| scheme.spec().block.is_some();
+    let weights = SmallMWeights::of(b).filter(|_| blocks(a) && blocks(b))?;
+    let dtype = if d == DType::F16 && a.is_nvfp4() { DType::F16 } else { DType::Bf16 };
+    let whole = weights.operands() != SmallMOperands::E2m1Weights || k.is_multiple_of(E2M1_K_MULTIPLE);
+    let served = handle.device().compute_capability == HOPPER && whole && weights.multiplies(dtype);
+    (served && pair::check_pair(a, b, "").is_ok()).then_some((weights, dtype))
 }
 
 /// The configuration for groups that have so many rows each, as a rule.
@@ -84,10 +101,34 @@ fn at_once(config: SmallMConfig, [m, n, _]: [usize; 3], sm_count: usize) -> bool
     config.block().tiles(n) * config.split() as usize <= config.block().residents(m) * sm_count
 }
 
+/// The rows of A.
+#[derive(Clone, Copy)]
+pub(crate) enum RowsOfA<'c, 'a> {
+    Plain(&'c MatRef<'a>),
+    /// With block scales, to be dequantized as numbers of this type. All of them: which belong to groups the device alone knows.
+    Quantized(&'c QuantMatrix, DType),
+}
+
+impl RowsOfA<'_, '_> {
+    /// Rows and columns.
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Plain(a) => [a.rows(), a.cols()],
+            Self::Quantized(a, _) => [a.rows(), a.cols()],
+        }
+    }
+
+    /// Scratch memory of a call, for their numbers.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        let [rows, cols] = self.shape();
+        if matches!(self, Self::Quantized(..)) { rows * cols * 2 } else { 0 }
+    }
+}
+
 /// One launch, or two.
 pub(crate) struct FewRows<'c, 'a> {
     pub(crate) weights: SmallMWeights,
-    pub(crate) a: &'c MatRef<'a>,
+    pub(crate) a: RowsOfA<'c, 'a>,
     pub(crate) b: &'c QuantMatrix,
     /// `None`: all rows are one group's.
     pub(crate) groups: Option<(usize, &'c GroupedRows<'a>)>,
@@ -119,32 +160,45 @@ impl FewRows<'_, '_> {
     pub(crate) fn multiply(self, handle: &Handle) -> Result<()> {
         let Self { weights, a, b, groups, d, alpha, bias, activation, way } = self;
         let (queue, kernels) = (handle.queue(), handle.kernels());
-        let scratch = way.scratch_bytes([a.rows(), d.cols()]);
+        let ([m, k], n) = (a.shape(), d.cols());
+        // Rows as numbers, or both products of a pass: those have plain rows.
+        let (of_a, of_products) = (a.scratch_bytes(), way.scratch_bytes([m, n]));
         // Of a product and a pass the product's; on sm_90 those of the pass come with them.
-        kernels.load(queue, if scratch > 0 { KernelFamily::SmallMWeights } else { KernelFamily::SmallMGroups })?;
-        handle.reserve_scratch(scratch)?;
+        kernels.load(queue, if of_products > 0 { KernelFamily::SmallMWeights } else { KernelFamily::SmallMGroups })?;
+        if let RowsOfA::Quantized(a, _) = a {
+            kernels.load_casts(queue, a.scheme())?;
+        }
+        handle.reserve_scratch(of_a + of_products)?;
         let _turn = queue.turn();
         let order = queue.order();
         let spans = b.read(&order)?;
-        let (m, n, k) = (a.rows(), d.cols(), a.cols());
-        let (a_stride, a_type, d_stride, d_type) = (a.row_stride(), a.dtype(), d.row_stride(), d.dtype());
-        let a = a.data().at(&order)?;
-        let d = d.data_mut().at(&order)?;
+        let scratch = handle.scratch(of_a + of_products)?;
+        let (d_stride, d_type, d_bytes) = (d.row_stride(), d.dtype(), d.extent_bytes());
+        let d = d.data_mut().at(&order)?.slice(0, d_bytes);
         let bias = bias.map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
-        for read in [&a, &spans.codes, &spans.scales, &spans.block_scales] {
-            check_apart(read, &d)?;
-        }
-        let (scales, outer) = match weights {
+        check_apart("B", &spans.all(), &d)?;
+        bias.iter().try_for_each(|(bias, _)| check_apart("a bias", &[bias], &d))?;
+        let (scales, level) = match weights {
             SmallMWeights::Fp8 => (None, second_level(b.scheme().into())),
             SmallMWeights::Fp8Vectors | SmallMWeights::Fp8Tiles => (Some(&spans.scales), ScaleUse::Nothing),
             SmallMWeights::Nvfp4 | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
                 (Some(&spans.block_scales), second_level(b.scheme().into()))
             }
         };
-        let outer = match outer {
-            ScaleUse::Nothing => None,
-            level => Some(OuterScales { scales: &spans.scales, each: level == ScaleUse::Each }),
+        let quantized = if let RowsOfA::Quantized(a, dtype) = a { Some((a, a.read(&order)?, dtype)) } else { None };
+        let (a, a_stride, a_type, outer_a) = match (&quantized, a) {
+            (None, RowsOfA::Plain(a)) => {
+                let numbers = a.data().at(&order)?.slice(0, a.extent_bytes());
+                check_apart("A", &[&numbers], &d)?;
+                (numbers, a.row_stride(), a.dtype(), None)
+            }
+            (Some((a, read, dtype)), _) => {
+                check_apart("A", &read.all(), &d)?;
+                (scratch.slice(0, of_a), k, *dtype, outer(second_level(a.scheme().into()), &read.scales))
+            }
+            (None, RowsOfA::Quantized(..)) => return Err(not_read()),
         };
+        let outer = outer(level, &spans.scales);
         let end = |d, d_stride, d_type, activation| SmallMEnd {
             alpha,
             beta: 0.0,
@@ -163,49 +217,55 @@ impl FewRows<'_, '_> {
             a: &a,
             a_stride,
             a_type,
-            a_is_made: false,
+            a_is_made: quantized.is_some(),
             weights,
             codes: &spans.codes,
             scales,
             parts: None,
-            outer: [None, outer],
+            outer: [outer_a, outer],
             end,
+        };
+        let dequantize = || match &quantized {
+            None => Ok(()),
+            Some((q, read, dtype)) => {
+                let (codes, block_scales) = (&read.codes, &read.block_scales);
+                let codes = BlockCodes { scheme: q.scheme(), rows: m, cols: k, codes, block_scales, scales: None };
+                kernels.dequantize_blocks(queue, &codes, &a, k, *dtype)
+            }
         };
         let (config, gated) = match way {
             FewWay::Plain(config) => (config, false),
             FewWay::Gated(Gated::Tiles(config)) => (config, true),
             FewWay::Gated(Gated::ThenPass(config)) => {
-                let both = handle.scratch(scratch)?;
+                let both = scratch.slice(of_a, of_products);
                 let end = end(&both, 2 * n, DType::F32, Activation::None);
                 kernels.small_m_weights_product(queue, &product(config, 2 * n, end))?;
                 return kernels.small_m_swiglu(queue, &both, [m, n], (&d, d_stride, d_type));
             }
         };
         let launch = |groups: Option<Sm90Groups<'_>>| {
+            dequantize()?;
             let product = product(config.tile(), n, end(&d, d_stride, d_type, activation));
             kernels.small_m_groups(queue, &SmallMGroupsCall { config, product, groups, gated })
         };
         match groups {
             None => launch(None),
-            Some((count, rows)) => rows.with_places(count, &order, |places| launch(Some(places.into()))),
+            Some((count, rows)) => rows.with_places(count, &order, |places| {
+                check_places_apart(&places, &d)?;
+                launch(Some(places.into()))
+            }),
         }
     }
 }
 
-/// Refuses a D that overlaps what other parts of D still read.
-fn check_apart(read: &Span<'_>, d: &Span<'_>) -> Result<()> {
-    if !read.overlaps(d) {
-        return Ok(());
-    }
-    Err(Error::shape(
-        "D",
-        format!("{} bytes at {:#x}", d.bytes, d.address),
-        format!(
-            "must not overlap A and B, here {} bytes at {:#x}, which other tiles still read",
-            read.bytes, read.address
-        ),
-        "pass memory of its own",
-    ))
+/// The scales of this level, if there are any.
+fn outer<'s>(level: ScaleUse, scales: &'s Span<'s>) -> Option<OuterScales<'s>> {
+    (level != ScaleUse::Nothing).then(|| OuterScales { scales, each: level == ScaleUse::Each })
+}
+
+fn not_read() -> Error {
+    let remedy = "this is a bug of scaled-gemm: please report it";
+    Error::unsupported("a quantized A that was not read", "its numbers are dequantized", remedy)
 }
 
 #[cfg(test)]
@@ -229,13 +289,5 @@ mod tests {
         let bytes = |way| FewWay::Gated(way).scratch_bytes([16, 2048]);
         assert_eq!([bytes(way(Nvfp4, 16, 2048)), bytes(way(Fp8Tiles, 16, 2048))], [16 * 2 * 2048 * 4, 0]);
         assert!(way(Nvfp4, 1, 128).to_string().contains("k split by"));
-    }
-
-    #[test]
-    fn results_lie_apart_from_what_is_read() {
-        let span = |address, bytes| Span::unguarded(address, bytes);
-        assert!(check_apart(&span(4096, 16), &span(4112, 16)).is_ok());
-        let error = check_apart(&span(4096, 16), &span(4111, 16)).unwrap_err().to_string();
-        assert!(error.contains("must not overlap A and B, here 16 bytes at 0x1000"), "{error}");
     }
 }

@@ -1,10 +1,12 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie: of FP8 operands those of `sm90`, of plain rows those that decode weights
-//! (`few`). Of other pairs, and on other GPUs, one product a slot (`slots`). `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros.
+//! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `fit`: what operands must have in
+//! common.
 
 mod between;
 pub(crate) mod few;
+pub(crate) mod fit;
 mod slots;
 mod weight;
 mod whole;
@@ -25,6 +27,7 @@ use crate::gpu::kernels::{
 };
 use crate::gpu::lt::quirks::why_not_grouped;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+use fit::{Fit, check_apart, check_numbers, check_places_apart};
 
 /// Where the rows of groups lie in A and D, which have the same rows. All numbers are signed 64-bit integers (`i64`) in device memory, at least
 /// as many of each kind as there are groups, which each launch reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
@@ -142,17 +145,21 @@ pub struct GroupedGemmArgs<'a> {
 
 impl<'a> GroupedGemmArgs<'a> {
     /// A: the rows of all groups, k columns, `fp8-1x128:e4m3` where B is `fp8-128x128:e4m3`, else `fp8-row:e4m3` or `fp8-tensor:e4m3`, as B is. B: `groups * n`
-    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups, or each has its own ([`GroupedGemmArgs::scales_of_a`], [`GroupedGemmArgs::scales_of_b`]). D: BF16, F16 or F32, A's rows by n. In slots also
-    /// any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, MXFP8, MXFP4 and NVFP4.
+    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups, or each has its own ([`GroupedGemmArgs::scales_of_a`], [`GroupedGemmArgs::scales_of_b`]). D: BF16, F16 or F32, A's rows by n, apart
+    /// from all that is read.
+    ///
+    /// On sm_90 also both with block scales, MXFP8, MXFP4 and NVFP4, but for a B in E5M2: a launch dequantizes all rows of A into scratch memory, and one multiplies the groups as
+    /// [`GroupedGemmArgs::weight_only`] does (in slots up to 128 [usual](Self::expected_rows) rows). In slots any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, and block scales on other GPUs.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         Self::of(GroupedA::Quantized(a), b, groups, rows, d)
     }
 
-    /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only): for decode, where a group has few rows. A: BF16 or F16, its rows any
+    /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only). A: BF16 or F16, its rows any
     /// multiple of 16 bytes apart. B: NVFP4 and FP8 in E4M3, for a BF16 A also MXFP4 and MXFP8 in E4M3; `groups * n` rows, n a multiple of 128; one second-level
     /// scale of `nvfp4` is that of all groups, `nvfp4-row` has one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch, with groups as many as there are: matrices of groups
-    /// without rows are not read. Up to 32 rows of a group are multiplied by one pass over its matrix; more take as many passes as they are times 32, most of them from L2. For
-    /// hundreds of rows quantize A, or multiply the groups one by one.
+    /// without rows are not read. Made for decode, where a group has few rows, it takes any number: 32 of a group, or 64 where it usually has more than 96, are multiplied by one pass over
+    /// its matrix, and as many passes are made as it takes, most of them from L2; each row has the same bits whatever [`GroupedGemmArgs::expected_rows`] says. With hundreds of rows of each group it is up to
+    /// three times as slow as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance.md).
     ///
     /// ```no_run
     /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, QuantMatrix, Result};
@@ -203,8 +210,8 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { scales: [a, Some(scales)], ..self }
     }
 
-    /// How many rows a group usually has, which decides the configuration and nothing else. Unless told, all that a slot holds, or an
-    /// equal share of A's rows.
+    /// How many rows a group usually has, which decides the configuration and nothing else, but for slots of rows with block scales: those of up to 128 usual rows are multiplied
+    /// in one launch, others are one product a slot. Unless told, all that a slot holds, or an equal share of A's rows.
     pub fn expected_rows(self, rows: usize) -> Self {
         Self { expected_rows: Some(rows), ..self }
     }
@@ -237,7 +244,7 @@ impl<'a> GroupedGemmArgs<'a> {
                 }
                 self.check_scales(false)?;
                 self.check()?;
-                return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?));
+                return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?, a.dtype()));
             }
         };
         pair::check_basis(a.basis(), b.basis())?;
@@ -255,7 +262,16 @@ impl<'a> GroupedGemmArgs<'a> {
         // A pair that nobody multiplies has a reason of its own.
         let device = handle.device().to_string();
         pair::check_pair(a.scheme(), b.scheme(), &device)?;
-        match slots::why_not(self, a) {
+        let in_slots = slots::why_not(self, a);
+        if let Some((weights, dtype)) =
+            few::served_quantized(handle, [a.scheme(), b.scheme()], a.cols(), self.d.dtype())
+            && self.config.is_none()
+            && (in_slots.is_some() || self.usual_rows() <= MOST_DECODED_ROWS)
+        {
+            self.check()?;
+            return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?, dtype));
+        }
+        match in_slots {
             None => {
                 self.check()?;
                 Ok(Way::Slots(a, reason))
@@ -284,46 +300,11 @@ impl<'a> GroupedGemmArgs<'a> {
 
     /// Refuses operands that do not fit together.
     fn check(&self) -> Result<()> {
-        let Self { a, b, groups, d, .. } = self;
-        let (n, k) = (d.cols(), a.cols());
-        if b.cols() != k {
-            return Err(Error::shape(
-                "B",
-                format!("{} x {}", b.rows(), b.cols()),
-                format!("must have A's {k} columns"),
-                "pass A and B of the same k",
-            ));
-        }
-        if !n.is_multiple_of(128) {
-            return Err(Error::shape(
-                "D",
-                format!("{} x {n}", d.rows()),
-                "must have a multiple of 128 columns: no 128x128 scale of B belongs to two groups",
-                "pad the rows of each group's B with zeros, and D's columns",
-            ));
-        }
-        if Some(b.rows()) != groups.checked_mul(n) {
-            return Err(Error::shape(
-                "B",
-                format!("{} x {k}", b.rows()),
-                format!("must be {groups} * {n} x {k}: as many rows for each group as D has columns"),
-                "stack the matrices of all groups, rows upon rows, and pass D of their columns",
-            ));
-        }
-        if !matches!(d.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
-            return Err(Error::dtype("D", d.dtype(), "is not bf16, f16 or f32", "store one of them"));
-        }
-        self.bias.as_ref().map_or(Ok(()), |bias| bias.check_bias(*groups, n))?;
-        self.rows.check_slots(*groups, a.rows())?;
-        if d.rows() != a.rows() {
-            return Err(Error::shape(
-                "D",
-                format!("{} x {n}", d.rows()),
-                format!("must have A's {} rows, those between groups too", a.rows()),
-                "pass D of that shape",
-            ));
-        }
-        Ok(())
+        let Self { a, b, groups, rows, d, bias, .. } = self;
+        let (of_a, of_d) = ([a.rows(), a.cols()], [d.rows(), d.cols()]);
+        let groups = Some((*groups, rows));
+        Fit { a: of_a, b, d: of_d, groups, matrices: 1, bias: bias.as_ref() }.check()?;
+        check_numbers(d, "store one of them")
     }
 
     fn count_clamped(&mut self, handle: &Handle) -> Result<()> {
@@ -344,12 +325,16 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 }
 
+/// Of rows with block scales in slots: up to so many of a group one launch that decodes weights is faster than a product a slot, which reads and writes them as numbers (H200, 2026-11, the
+/// record of prefill, 8 groups of BF16 rows x 4096 x 7168 `nvfp4-row`: 347 us for 354 at 128 rows each, 664 for 415 at 256).
+const MOST_DECODED_ROWS: usize = 128;
+
 /// How groups are multiplied.
 enum Way<'a> {
     /// One launch of our kernels for sm_90, which read scales so.
     Launch(&'a QuantMatrix, Sm90Scales),
-    /// One launch of those that decode such weights.
-    FewRows(SmallMWeights, SmallMGroupsConfig),
+    /// One launch of those that decode such weights, with rows of this type, as which those of a quantized A are dequantized before.
+    FewRows(SmallMWeights, SmallMGroupsConfig, DType),
     /// One product a slot, and why not the other.
     Slots(&'a QuantMatrix, String),
 }
@@ -367,9 +352,21 @@ impl GroupedGemmArgs<'_> {
                 "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair",
                 self.chosen(handle.device().sm_count as usize)
             )),
-            Way::FewRows(_, config) => Ok(format!(
-                "{what}\n  one launch of small-m, {config}, by groups that the device knows; no scratch memory; matrices of groups without rows are not read\n  because A is plain: weights are decoded"
-            )),
+            Way::FewRows(_, config, dtype) => {
+                let (before, because) = match rows_of_a(&self.a, dtype) {
+                    few::RowsOfA::Plain(_) => ("no scratch memory".to_string(), "A is plain: weights are decoded"),
+                    rows => (
+                        format!(
+                            "behind a launch that dequantizes all of A to {dtype}, {} bytes of scratch memory",
+                            rows.scratch_bytes()
+                        ),
+                        "both sides have block scales, which this GPU's tensor cores do not read: weights are decoded",
+                    ),
+                };
+                Ok(format!(
+                    "{what}\n  one launch of small-m, {config}, by groups that the device knows; {before}; matrices of groups without rows are not read\n  because {because}"
+                ))
+            }
             Way::Slots(a, reason) => Ok(format!(
                 "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}; {}\n{}",
                 why_not_grouped(handle.lt().version()),
@@ -381,7 +378,7 @@ impl GroupedGemmArgs<'_> {
 
 impl Handle {
     /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` for every group g, in one launch where our kernels for sm_90 serve the pair: then rows of D that belong to
-    /// no group are not touched, and equal rows have equal results, whatever else is multiplied. Other pairs, in slots, take one product a slot
+    /// no group are not touched, and equal rows have equal results, whatever else is multiplied. D must not overlap what is read. Other pairs, in slots, take one product a slot
     /// ([`GroupedGemmArgs::explain`], which also says why they are not cuBLASLt's own grouped products).
     ///
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
@@ -389,8 +386,8 @@ impl Handle {
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], or [`KernelFamily::SmallMGroups`] for a plain A, and [`KernelFamily::Grouped`] where
     /// [`GroupedGemmArgs::clamped`] is given) one launch allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
-    /// counts at each launch. Products of slots are planned at the first call, as those of [`Handle::scaled_gemm`] are, which may allocate scratch memory and load other
-    /// families: call it once before a capture, with the same operands' shapes.
+    /// counts at each launch. The first call with an A that is dequantized may allocate scratch memory
+    /// and load its scheme's family, and products of slots are planned at theirs, as those of [`Handle::scaled_gemm`] are: call it once before a capture, with the same operands' shapes.
     ///
     /// ```no_run
     /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, Recipe, Result, Scheme};
@@ -416,8 +413,8 @@ impl Handle {
         check_clamped(self, args.clamped.as_mut())?;
         let (a, layout) = match way {
             Way::Launch(a, scales) => (a, scales),
-            Way::FewRows(weights, config) => {
-                self.multiply_few_rows(&mut args, weights, config)?;
+            Way::FewRows(weights, config, dtype) => {
+                self.multiply_few_rows(&mut args, weights, config, dtype)?;
                 return args.count_clamped(self);
             }
             Way::Slots(a, _) => {
@@ -428,16 +425,22 @@ impl Handle {
         let config = args.chosen(self.device().sm_count as usize);
         let GroupedGemmArgs { b, groups, rows, d, alpha, bias, activation, scales, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
+        let d_bytes = d.extent_bytes();
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);
-        let d = d.data_mut().at(&order)?;
+        let d = d.data_mut().at(&order)?.slice(0, d_bytes);
         let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
         let of_groups = scales.each_ref().map(Option::is_some);
         let [scales_a, scales_b] =
             scales.each_ref().map(|scales| scales.as_ref().map(|scales| scales.at(&order)).transpose());
         let (scales_a, scales_b) = (scales_a?, scales_b?);
+        check_apart("A", &a.all(), &d)?;
+        check_apart("B", &b.all(), &d)?;
+        let vectors = [bias.as_ref().map(|(span, _)| span), scales_a.as_ref(), scales_b.as_ref()];
+        vectors.into_iter().flatten().try_for_each(|read| check_apart("a bias or scales", &[read], &d))?;
         rows.with_places(*groups, &order, |places| {
+            check_places_apart(&places, &d)?;
             let call = Sm90Call {
                 config,
                 formats: [Fp8Format::E4M3; 2],
@@ -469,15 +472,21 @@ impl Handle {
         args: &mut GroupedGemmArgs<'_>,
         weights: SmallMWeights,
         config: SmallMGroupsConfig,
+        dtype: DType,
     ) -> Result<()> {
         let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = args;
-        let GroupedA::Plain(a) = a else {
-            let remedy = "this is a bug of scaled-gemm: please report it";
-            return Err(Error::unsupported("a quantized A of few rows", "its kernels read plain ones", remedy));
-        };
+        let a = rows_of_a(a, dtype);
         let (alpha, bias, activation, groups) = (*alpha, bias.as_ref(), *activation, Some((*groups, &*rows)));
         few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Plain(config) }
             .multiply(self)
+    }
+}
+
+/// A for kernels that decode weights; a quantized one is dequantized as numbers of this type.
+fn rows_of_a<'c, 'a>(a: &'c GroupedA<'a>, dtype: DType) -> few::RowsOfA<'c, 'a> {
+    match a {
+        GroupedA::Plain(a) => few::RowsOfA::Plain(a),
+        GroupedA::Quantized(a) => few::RowsOfA::Quantized(a, dtype),
     }
 }
 

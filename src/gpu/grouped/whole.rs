@@ -1,6 +1,7 @@
 //! Gradients of the matrices of groups in one launch: groups along k of two matrices, the transposes of all rows.
 
 use super::GroupedRows;
+use super::fit::{check_apart, check_places_apart};
 use super::weight::check_dw;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -110,9 +111,12 @@ impl Whole<'_> {
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
         let (a, b) = (dy.read(&order)?, x.read(&order)?);
-        let d_stride = dw.row_stride();
-        let d = dw.data_mut().at(&order)?;
+        let (d_stride, d_bytes) = (dw.row_stride(), dw.extent_bytes());
+        let d = dw.data_mut().at(&order)?.slice(0, d_bytes);
+        check_apart("dY", &a.all(), &d)?;
+        check_apart("X", &b.all(), &d)?;
         rows.with_places(groups, &order, |places| {
+            check_places_apart(&places, &d)?;
             let call = Sm90Call {
                 config,
                 formats: [Fp8Format::E4M3; 2],

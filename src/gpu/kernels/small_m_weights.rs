@@ -368,6 +368,7 @@ mod tests {
 
     const E2M1: &str = include_str!("../../../kernels/gemm/small_m_e2m1.cu");
     const E4M3: &str = include_str!("../../../kernels/gemm/small_m_e4m3.cu");
+    const TILE: &str = include_str!("../../../kernels/gemm/small_m_tile.cuh");
 
     /// Rows of a table: what is in the brackets of its macro, but for its definition.
     fn rows(source: &str, table: &str) -> Vec<String> {
@@ -395,27 +396,27 @@ mod tests {
         for (source, block) in [(E2M1, SmallMBlock::Tile), (E4M3, SmallMBlock::TileE4m3)] {
             assert_eq!(rows(source, "SMALL_M_TILES"), tiles(block));
         }
-        let (mut few, mut tiled) = (0, [0; 2]);
+        let (mut few, mut tiled) = (0, 0);
         for (weights, a_type) in SmallMWeights::served() {
             let e2m1 = weights.operands() == SmallMOperands::E2m1Weights;
-            let (source, scales) = (if e2m1 { E2M1 } else { E4M3 }, weights.name());
+            let scales = weights.name();
             let number = if a_type == DType::F16 { "F16" } else { "Bf16" };
-            let row = format!(
-                "SMALL_M_TILE_KERNEL({scales}, {}, {a_type}, {number}, tokens, __VA_ARGS__)",
-                scales.to_uppercase()
-            );
-            assert!(source.contains(&row), "{row}");
-            tiled[usize::from(!e2m1)] += 1;
+            let row = format!("KERNEL({scales}, {}, {a_type}, {number}, __VA_ARGS__)", scales.to_uppercase());
+            assert!(TILE.contains(&row), "{row}");
+            tiled += 1;
             for tokens in SmallMBlock::Four.widths().iter().filter(|_| e2m1) {
                 let nvfp4 = weights == SmallMWeights::Nvfp4;
                 let row = format!("SMALL_M_KERNEL({scales}, {nvfp4}, {a_type}, {number}, {tokens}, block, PAIRS, ");
-                assert!(source.contains(&row), "{row}");
+                assert!(E2M1.contains(&row), "{row}");
                 few += 1;
             }
         }
         // And their definitions.
         assert_eq!(E2M1.matches("SMALL_M_KERNEL(").count(), few + 1);
-        assert_eq!([E2M1, E4M3].map(|source| source.matches("SMALL_M_TILE_KERNEL(").count()), tiled);
+        assert_eq!(TILE.matches("    KERNEL(").count(), tiled);
+        for (source, weights) in [(E2M1, "E2M1"), (E4M3, "E4M3")] {
+            assert!(source.contains(&format!("EACH_{weights}_WEIGHTS(SMALL_M_TILE_KERNEL, __VA_ARGS__)")));
+        }
         assert_eq!(
             name(SmallMBlock::Eight, 16, (SmallMWeights::Mxfp4, DType::Bf16)),
             "gemm_small_m_mxfp4_bf16_16_eight"

@@ -142,6 +142,11 @@ macro_rules! extent_of {
             pub fn dtype(&self) -> DType {
                 self.dtype
             }
+
+            /// Bytes from its first to past its last element: its memory may be longer.
+            pub(crate) fn extent_bytes(&self) -> usize {
+                extent_bytes(self.dtype, self.rows, self.cols, self.row_stride).unwrap_or(usize::MAX)
+            }
         }
     )+};
 }

@@ -49,6 +49,12 @@ pub(crate) struct QuantSpans<'s> {
     pub(crate) block_scales: Span<'s>,
 }
 
+impl<'s> QuantSpans<'s> {
+    pub(crate) fn all(&self) -> [&Span<'s>; 3] {
+        [&self.codes, &self.scales, &self.block_scales]
+    }
+}
+
 /// Bytes of codes, scales and block scales in device order.
 fn part_bytes(scheme: Scheme, rows: usize, cols: usize) -> [usize; 3] {
     [scheme.code_bytes(rows, cols), scheme.scale_len(rows, cols) * 4, scheme.block_scale_len(rows, cols)]

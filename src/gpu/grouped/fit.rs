@@ -1,0 +1,89 @@
+//! [`Fit`]: what operands must have in common where each group has a matrix of its own, or one product two. Asked for by products of groups and by those with
+//! the pass behind them.
+
+use super::GroupedRows;
+use crate::error::{Error, Result};
+use crate::format::DType;
+use crate::gpu::device::memory::Span;
+use crate::gpu::gemm::call;
+use crate::gpu::kernels::GroupPlaces;
+use crate::gpu::matrix::{MatMut, QuantMatrix, QuantSpans, VecRef};
+
+/// The operands of products whose matrices lie in one B, rows upon rows.
+pub(crate) struct Fit<'c, 'a> {
+    /// Rows and columns.
+    pub(crate) a: [usize; 2],
+    pub(crate) b: &'c QuantMatrix,
+    pub(crate) d: [usize; 2],
+    pub(crate) groups: Option<(usize, &'c GroupedRows<'a>)>,
+    /// Of each group, or of the product: 2 with SwiGLU.
+    pub(crate) matrices: usize,
+    pub(crate) bias: Option<&'c VecRef<'a>>,
+}
+
+impl Fit<'_, '_> {
+    /// Refuses operands that do not fit together.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Self { a: [rows, k], b, d: [m, n], groups, matrices, bias } = *self;
+        if b.cols() != k {
+            let found = format!("{} x {}", b.rows(), b.cols());
+            return Err(Error::shape("B", found, format!("must have A's {k} columns"), "pass A and B of the same k"));
+        }
+        if m != rows {
+            let between = if groups.is_some() { ", those between groups too" } else { "" };
+            let rule = format!("must have A's {rows} rows{between}");
+            return Err(Error::shape("D", format!("{m} x {n}"), rule, "pass D of that shape"));
+        }
+        if (groups.is_some() || matrices > 1) && !n.is_multiple_of(128) {
+            return Err(Error::shape(
+                "D",
+                format!("{m} x {n}"),
+                "must have a multiple of 128 columns: no 128x128 scale of B belongs to two of its matrices",
+                "pad the rows of each matrix of B with zeros, and D's columns",
+            ));
+        }
+        let count = groups.map_or(1, |(groups, _)| groups);
+        if Some(b.rows()) != count.checked_mul(matrices).and_then(|matrices| matrices.checked_mul(n)) {
+            let rule = match (matrices > 1, groups.is_some()) {
+                (false, false) => format!("must be {n} x {k}: a row for each column of D"),
+                (false, true) => format!("must be {count} * {n} x {k}: as many rows for each group as D has columns"),
+                (true, false) => format!("must be 2 * {n} x {k}: the rows of gate, then those of up"),
+                (true, true) => {
+                    format!("must be {count} * 2 * {n} x {k}: for each group the rows of gate, then those of up")
+                }
+            };
+            let remedy = "stack the matrices, rows upon rows, and pass D of their columns";
+            return Err(Error::shape("B", format!("{} x {k}", b.rows()), rule, remedy));
+        }
+        if let Some((count, places)) = groups {
+            places.check_slots(count, rows)?;
+        }
+        bias.map_or(Ok(()), |bias| bias.check_bias(count, n))
+    }
+}
+
+/// Refuses a D of numbers that no kernel stores.
+pub(crate) fn check_numbers(d: &MatMut<'_>, remedy: &'static str) -> Result<()> {
+    if matches!(d.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
+        return Ok(());
+    }
+    Err(Error::dtype("D", d.dtype(), "is not bf16, f16 or f32", remedy))
+}
+
+/// Refuses a D that overlaps what other tiles still read: an operand, or where groups lie.
+pub(crate) fn check_apart(operand: &str, read: &[&Span<'_>], d: &Span<'_>) -> Result<()> {
+    call::check_apart(operand, read, d, "which other tiles still read")
+}
+
+/// The same of A and B.
+pub(crate) fn check_operands_apart(a: &QuantSpans<'_>, b: &QuantSpans<'_>, d: &Span<'_>) -> Result<()> {
+    check_apart("A", &a.all(), d)?;
+    check_apart("B", &b.all(), d)
+}
+
+/// The same of starts and counts.
+pub(crate) fn check_places_apart(places: &GroupPlaces<'_>, d: &Span<'_>) -> Result<()> {
+    [Some(places.counts), places.starts].into_iter().flatten().try_for_each(|numbers| {
+        check_apart("where groups lie", &[&numbers.slice(0, places.groups.saturating_mul(8))], d)
+    })
+}
