@@ -4,6 +4,8 @@
 #define SMALL_M_GROUPS(tokens, ...)                                                                                              \
     SMALL_M_GROUPS_KERNEL(nvfp4, NVFP4, bf16, Bf16, tokens, __VA_ARGS__)                                                         \
     SMALL_M_GROUPS_KERNEL(nvfp4, NVFP4, f16, F16, tokens, __VA_ARGS__)                                                           \
+    SMALL_M_GROUPS_KERNEL(nvfp4_repacked, NVFP4_REPACKED, bf16, Bf16, tokens, __VA_ARGS__)                                       \
+    SMALL_M_GROUPS_KERNEL(nvfp4_repacked, NVFP4_REPACKED, f16, F16, tokens, __VA_ARGS__)                                         \
     SMALL_M_GROUPS_KERNEL(mxfp4, MXFP4, bf16, Bf16, tokens, __VA_ARGS__)
 
 // Five blocks of eight columns, for which there are registers, were slower (H200, 2026-11: 1322 us for 1265, 221 experts of 4096 x 7168).

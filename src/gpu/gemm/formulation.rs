@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::format::layout::ScaleLayout;
-use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme, pair};
+use crate::format::{BlockScaleFormat, CodeFormat, CodeOrder, Fp8Format, Operand, Scheme, pair};
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
@@ -124,7 +124,16 @@ pub(crate) fn pair_kind(desc: &GemmDesc) -> PairKind {
 /// Whether this formulation serves this problem on this GPU and library; otherwise why not.
 pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Result<(), String> {
     available_pair(desc, facts, formulation)?;
+    code_order(desc, formulation)?;
     batch_invariance(desc, formulation)
+}
+
+/// Why this formulation does not read the codes of B as they lie, if so.
+pub(crate) fn code_order(desc: &GemmDesc, formulation: Formulation) -> Result<(), String> {
+    match (desc.b_order, formulation) {
+        (CodeOrder::Published, _) | (CodeOrder::Repacked, Formulation::SmallM | Formulation::DequantizedBf16) => Ok(()),
+        (CodeOrder::Repacked, _) => Err("it reads codes in their published order, and those of B are repacked (QuantMatrix::repack puts them back)".to_string()),
+    }
 }
 
 /// Why this formulation does not give what [`GemmDesc::batch_invariant`] asks for, where it is asked for.

@@ -25,7 +25,7 @@ pub(crate) fn served(handle: &Handle, a: &MatRef<'_>, b: &QuantMatrix) -> Result
     pair::check_pair(Operand::Plain(a.dtype()), b.scheme(), &device)?;
     pair::check_basis(Basis::Plain, b.basis())?;
     let (major, minor) = handle.device().compute_capability;
-    let reason = match SmallMWeights::of(b.scheme()) {
+    let reason = match SmallMWeights::of(b.scheme(), b.code_order()) {
         Some(weights) if weights.multiplies(a.dtype()) && (major, minor) == HOPPER => return Ok(weights),
         Some(weights) if weights.multiplies(a.dtype()) => {
             format!("products of groups with a plain A are for sm_90, and this GPU is sm_{major}{minor}")
@@ -125,7 +125,7 @@ impl FewRows<'_, '_> {
         handle.reserve_scratch(scratch)?;
         let _turn = queue.turn();
         let order = queue.order();
-        let spans = b.read(&order)?;
+        let spans = b.read_in_order(&order)?;
         let (m, n, k) = (a.rows(), d.cols(), a.cols());
         let (a_stride, a_type, d_stride, d_type) = (a.row_stride(), a.dtype(), d.row_stride(), d.dtype());
         let a = a.data().at(&order)?;
@@ -137,7 +137,7 @@ impl FewRows<'_, '_> {
         let (scales, outer) = match weights {
             SmallMWeights::Fp8 => (None, second_level(b.scheme().into())),
             SmallMWeights::Fp8Vectors | SmallMWeights::Fp8Tiles => (Some(&spans.scales), ScaleUse::Nothing),
-            SmallMWeights::Nvfp4 | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
+            SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
                 (Some(&spans.block_scales), second_level(b.scheme().into()))
             }
         };

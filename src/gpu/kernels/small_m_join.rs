@@ -34,8 +34,8 @@ impl SmallMWeightsCall<'_> {
     /// What the sum of products is multiplied by: `Unit` of `kernels/gemm/small_m_e2m1.cuh`.
     pub(super) fn unit(&self) -> f32 {
         match (self.weights, self.a_type) {
-            (SmallMWeights::Nvfp4, DType::F16) => 16384.0,
-            (SmallMWeights::Nvfp4, _) => 256.0,
+            (SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked, DType::F16) => 16384.0,
+            (SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked, _) => 256.0,
             _ => 1.0,
         }
     }

@@ -1,4 +1,4 @@
-//! Launches of `kernels/gemm/small_m_e2m1.cu` and `small_m_e4m3.cu`: products of few rows of BF16 or F16 numbers on Hopper, with quantized weights that the
+//! Launches of `kernels/gemm/small_m_e2m1.cu`, `small_m_repacked.cu` and `small_m_e4m3.cu`: products of few rows of BF16 or F16 numbers on Hopper, with quantized weights that the
 //! kernels decode.
 
 use super::Kernels;
@@ -10,7 +10,7 @@ use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, no_such_b
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
-use crate::format::{BlockScaleFormat, CodeFormat, DType, Scheme};
+use crate::format::{BlockScaleFormat, CodeFormat, CodeOrder, DType, Scheme};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -30,6 +30,8 @@ pub(crate) const fn most_k_power(operands: SmallMOperands) -> u32 {
 pub(crate) enum SmallMWeights {
     /// E2M1 with E4M3 scales of 16 columns.
     Nvfp4,
+    /// The same in the order of [`CodeOrder::Repacked`].
+    Nvfp4Repacked,
     /// E2M1 with E8M0 scales of 32 columns.
     Mxfp4,
     /// E4M3 with E8M0 scales of 32 columns.
@@ -43,11 +45,15 @@ pub(crate) enum SmallMWeights {
 }
 
 impl SmallMWeights {
-    const ALL: [Self; 6] = [Self::Nvfp4, Self::Mxfp4, Self::Mxfp8, Self::Fp8, Self::Fp8Vectors, Self::Fp8Tiles];
+    const ALL: [Self; 7] =
+        [Self::Nvfp4, Self::Nvfp4Repacked, Self::Mxfp4, Self::Mxfp8, Self::Fp8, Self::Fp8Vectors, Self::Fp8Tiles];
 
-    /// Of a scheme; `None` where no kernel decodes its codes.
-    pub(crate) fn of(scheme: Scheme) -> Option<Self> {
+    /// Of a scheme and the order of its codes; `None` where no kernel decodes them.
+    pub(crate) fn of(scheme: Scheme, order: CodeOrder) -> Option<Self> {
         let spec = scheme.spec();
+        if order == CodeOrder::Repacked {
+            return scheme.is_nvfp4().then_some(Self::Nvfp4Repacked);
+        }
         match (spec.format, spec.block.map(|block| block.format), spec.scale_layout) {
             (CodeFormat::E2M1, Some(BlockScaleFormat::Ue4m3), _) => Some(Self::Nvfp4),
             (CodeFormat::E2M1, Some(BlockScaleFormat::Ue8m0), _) => Some(Self::Mxfp4),
@@ -61,7 +67,7 @@ impl SmallMWeights {
 
     pub(crate) fn operands(self) -> SmallMOperands {
         match self {
-            Self::Nvfp4 | Self::Mxfp4 => SmallMOperands::E2m1Weights,
+            Self::Nvfp4 | Self::Nvfp4Repacked | Self::Mxfp4 => SmallMOperands::E2m1Weights,
             Self::Mxfp8 | Self::Fp8 | Self::Fp8Vectors | Self::Fp8Tiles => SmallMOperands::E4m3Weights,
         }
     }
@@ -84,6 +90,7 @@ impl SmallMWeights {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Nvfp4 => "nvfp4",
+            Self::Nvfp4Repacked => "nvfp4_repacked",
             Self::Mxfp4 => "mxfp4",
             Self::Mxfp8 => "mxfp8",
             Self::Fp8 => "fp8",
@@ -104,7 +111,7 @@ impl SmallMWeights {
         let groups = k.div_ceil(128);
         let tiles = |columns: usize| (k.div_ceil(columns), n.div_ceil(128) * k.div_ceil(columns) * 512);
         match self {
-            Self::Nvfp4 => tiles(64),
+            Self::Nvfp4 | Self::Nvfp4Repacked => tiles(64),
             Self::Mxfp4 | Self::Mxfp8 => tiles(128),
             Self::Fp8 => (0, 0),
             Self::Fp8Vectors => (n.next_multiple_of(4), ScaleLayout::Vec128.len(n, groups) * 4),
@@ -134,17 +141,23 @@ struct SmallMWeightsKernel {
 impl SmallMWeightsKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let mut kernels = Vec::new();
-        for (operands, file) in
-            [(SmallMOperands::E2m1Weights, "gemm/small_m_e2m1"), (SmallMOperands::E4m3Weights, "gemm/small_m_e4m3")]
-        {
-            let file = modules.file(file)?;
-            for serves in SmallMWeights::served().filter(|(weights, _)| weights.operands() == operands) {
-                for (block, tokens) in
-                    SmallMBlock::of(operands).flat_map(|block| block.widths().iter().map(move |t| (block, *t)))
-                {
-                    let kernel = file.kernel_with_shared(&name(block, tokens, serves), block.shared(tokens))?;
-                    kernels.push(SmallMWeightsKernel { block, tokens, serves, kernel });
-                }
+        let [e2m1, repacked, e4m3] = [
+            modules.file("gemm/small_m_e2m1")?,
+            modules.file("gemm/small_m_repacked")?,
+            modules.file("gemm/small_m_e4m3")?,
+        ];
+        for serves in SmallMWeights::served() {
+            let operands = serves.0.operands();
+            let file = match (serves.0, operands) {
+                (SmallMWeights::Nvfp4Repacked, _) => &repacked,
+                (_, SmallMOperands::E2m1Weights) => &e2m1,
+                _ => &e4m3,
+            };
+            for (block, tokens) in
+                SmallMBlock::of(operands).flat_map(|block| block.widths().iter().map(move |t| (block, *t)))
+            {
+                let kernel = file.kernel_with_shared(&name(block, tokens, serves), block.shared(tokens))?;
+                kernels.push(SmallMWeightsKernel { block, tokens, serves, kernel });
             }
         }
         Ok(Self { all: kernels, join: modules.file("gemm/small_m_join")?.kernel("gemm_small_m_join")? })
@@ -236,7 +249,11 @@ impl SmallMWeightsCall<'_> {
     pub(super) fn check_memory(&self, b_rows: usize) -> Result<()> {
         let Self { m, n, k, a_stride, weights, .. } = *self;
         let shape = || format!("m = {m}, n = {n}, k = {k}");
-        let multiple = if weights.operands() == SmallMOperands::E2m1Weights { E2M1_K_MULTIPLE } else { 16 };
+        let multiple = match (weights, weights.operands()) {
+            (SmallMWeights::Nvfp4Repacked, _) => 128,
+            (_, SmallMOperands::E2m1Weights) => E2M1_K_MULTIPLE,
+            _ => 16,
+        };
         if k == 0 || !k.is_multiple_of(multiple) || !n.is_multiple_of(8) {
             let rule = format!("k must be a multiple of {multiple} above 0, n a multiple of 8");
             return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));

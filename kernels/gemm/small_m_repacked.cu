@@ -1,0 +1,29 @@
+// The same products as small_m_e2m1.cu with NVFP4 codes that are repacked (base/repacked.cuh): n a multiple of 8, k of 128. Sums have the same order.
+#include "gemm/small_m_tile.cuh"
+
+#define SMALL_M_KERNEL(number, Number, tokens, block, PAIRS, PARTS, STAGES, BLOCKS)                                              \
+    extern "C" __global__ void __launch_bounds__(32 * PARTS, RESIDENTS<BLOCKS>)                                                  \
+        gemm_small_m_nvfp4_repacked_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                      \
+        small_m_e2m1<SmallME2m1Config<Number, E2m1Weights::REPACKED, tokens, PAIRS, PARTS, STAGES>>(p);                          \
+    }
+#define SMALL_M(block, PAIRS, PARTS, STAGES, FEW, MORE)                                                                          \
+    SMALL_M_KERNEL(bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                              \
+    SMALL_M_KERNEL(bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)                                                            \
+    SMALL_M_KERNEL(f16, F16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                                \
+    SMALL_M_KERNEL(f16, F16, 16, block, PAIRS, PARTS, STAGES, MORE)
+
+// name, times 16 rows, warps, stages, blocks on a multiprocessor with at most 8 rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels.
+SMALL_M(four, 2, 4, 2, 6, 4)
+SMALL_M(eight, 2, 8, 2, 3, 2)
+SMALL_M(sixteen, 2, 16, 1, 1, 1)
+SMALL_M(narrow, 1, 16, 2, 2, 1)
+
+#define SMALL_M_TILES(tokens, ...)                                                                                               \
+    SMALL_M_TILE_KERNEL(nvfp4_repacked, NVFP4_REPACKED, bf16, Bf16, tokens, __VA_ARGS__)                                         \
+    SMALL_M_TILE_KERNEL(nvfp4_repacked, NVFP4_REPACKED, f16, F16, tokens, __VA_ARGS__)
+
+// columns, name, stages, blocks on a multiprocessor. Mirror of `SmallMBlock`, too.
+SMALL_M_TILES(16, tile, 3, 4)
+SMALL_M_TILES(32, tile, 3, 4)
+SMALL_M_TILES(48, tile, 3, 3)
+SMALL_M_TILES(64, tile, 3, 3)
