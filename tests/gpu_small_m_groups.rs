@@ -13,9 +13,9 @@ use common::*;
 use ndarray::{Array2, s};
 use scaled_gemm::reference::{self, Swiglu};
 use scaled_gemm::{
-    Activation, DType, DeviceBuffer, Epilogue, Fp8Format, FusedGemmArgs, GemmArgs, GemmDesc, GroupedGemmArgs,
-    GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, Operand, QuantMatrix, Scheme, Sm90Config,
-    SmallMBlock, SmallMConfig, VecRef,
+    Activation, CodeOrder, DType, DeviceBuffer, Epilogue, Fp8Format, FusedGemmArgs, GemmArgs, GemmDesc,
+    GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, Operand, QuantMatrix, Scheme,
+    Sm90Config, SmallMBlock, SmallMConfig, VecRef,
 };
 use small_m_weights::*;
 
@@ -267,7 +267,7 @@ fn check(
     let slot_rows = counts.iter().max().unwrap().next_multiple_of(4);
     let rows = if slots { slot_rows * counts.len() } else { rows };
     let each = if gated { 2 * n } else { n };
-    let of = Experts::new(handle, rng, rows, [counts.len(), each, k], pair);
+    let mut of = Experts::new(handle, rng, rows, [counts.len(), each, k], pair);
     let start = |g: usize| if slots { g * slot_rows } else { starts[g] as usize };
     let taken: Vec<_> = counts.iter().enumerate().map(|(g, count)| (start(g), *count)).collect();
     let starts_on = handle.upload(&starts).unwrap();
@@ -286,6 +286,36 @@ fn check(
     let wrong = wrong.map(|i| (i * size / step, i * size % step / size));
     assert_eq!(wrong, None, "{pair:?}, {usual} rows, n {n}, k {k}, slots {slots}, gated {gated}: row and column");
     assert!(launch.run(handle, gated, &end) == got, "a second run differs: {pair:?}");
+    let gap = launch.gap;
+    if CodeOrder::Repacked.check(pair.1, of.b.rows(), k).is_ok() {
+        of.b.repack(handle, CodeOrder::Repacked).unwrap();
+        let launch = Launch { of: &of, starts, slot_rows, counts: &counts_on, usual, out, gap };
+        assert!(launch.run(handle, gated, &end) == got, "repacked weights: {pair:?}");
+    }
+}
+
+/// Weights whose codes are repacked, in each kernel and split: the bits of those that are as published.
+#[test]
+fn repacked_weights_have_the_same_bits() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(309);
+    for (i, pair) in PAIRS.into_iter().filter(|pair| pair.1.is_nvfp4()).enumerate() {
+        for (j, usual) in WIDTHS.into_iter().enumerate() {
+            let k = [384, 3584, 7168][(i + j) % 3];
+            let counts = [usual - 3, 0, usual + 1];
+            for gated in [false, true] {
+                check(
+                    &handle,
+                    &mut rng,
+                    &counts,
+                    [256, k],
+                    pair,
+                    (usual, WIDE[(i + j) % 3]),
+                    ((i + j) % 2 == 0, gated),
+                );
+            }
+        }
+    }
 }
 
 /// Small, for runs under a sanitizer: each kernel, gated and not, with every split.

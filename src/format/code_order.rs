@@ -39,11 +39,15 @@ impl CodeOrder {
             return Ok(());
         }
         let (spec, what) = (scheme.spec(), format!("repacking a {rows} x {cols} {scheme} matrix"));
-        let nvfp4 = spec.format == CodeFormat::E2M1
-            && spec.block.is_some_and(|block| block.format == BlockScaleFormat::Ue4m3);
+        let nvfp4 =
+            spec.format == CodeFormat::E2M1 && spec.block.is_some_and(|block| block.format == BlockScaleFormat::Ue4m3);
         if !nvfp4 {
             let reason = "the order is for the E2M1 codes of nvfp4 and nvfp4-row";
-            return Err(Error::unsupported(what, reason, "leave it as it is: other codes have the published order alone"));
+            return Err(Error::unsupported(
+                what,
+                reason,
+                "leave it as it is: other codes have the published order alone",
+            ));
         }
         if rows.is_multiple_of(ROWS) && cols.is_multiple_of(COLS) && cols <= MOST_COLS {
             return Ok(());
@@ -51,7 +55,9 @@ impl CodeOrder {
         Err(Error::shape(
             "repacked matrix",
             format!("{rows} x {cols}"),
-            format!("must have a multiple of {ROWS} rows and of {COLS} columns, at most {MOST_COLS}: {ROWS} rows change places at once"),
+            format!(
+                "must have a multiple of {ROWS} rows and of {COLS} columns, at most {MOST_COLS}: {ROWS} rows change places at once"
+            ),
             "leave it in the published order, or pad rows and columns with zeros",
         ))
     }
@@ -176,8 +182,7 @@ mod tests {
                 assert_eq!(unpack_block(packed), block);
                 let [u, v] = [packed as u32, (packed >> 32) as u32];
                 let w = (u & 0x0C18_0C18) | (v << 2 & !0x0C18_0C18);
-                let (word, left) =
-                    [(u, 0), (u, 6), (u, 26), (w, 2), (v, 0), (v, 6), (v, 26), (w, 28)][at as usize / 2];
+                let (word, left) = [(u, 0), (u, 6), (u, 26), (w, 2), (v, 0), (v, 6), (v, 26), (w, 28)][at as usize / 2];
                 let bits = (word.rotate_left(left) >> (16 * (at % 2)) & 0x81C0) as u16;
                 let value = f32::from_bits(u32::from(bits) << 16) * 2f32.powi(63) * 2f32.powi(63);
                 let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][code as usize % 8];
@@ -213,7 +218,10 @@ mod tests {
         let why = |scheme, rows, cols| CodeOrder::Repacked.check(scheme, rows, cols).unwrap_err().to_string();
         for (rows, cols) in [(4, 128), (12, 128), (8, 64), (8, 144), (2111, 7168), (8, 32896)] {
             let why = why(Scheme::Nvfp4, rows, cols);
-            assert!(why.contains(&format!("{rows} x {cols}")) && why.contains("a multiple of 8 rows and of 128"), "{why}");
+            assert!(
+                why.contains(&format!("{rows} x {cols}")) && why.contains("a multiple of 8 rows and of 128"),
+                "{why}"
+            );
             assert!(CodeOrder::Published.check(Scheme::Nvfp4, rows, cols).is_ok());
         }
         for scheme in Scheme::ALL.into_iter().filter(|scheme| !scheme.is_nvfp4()) {

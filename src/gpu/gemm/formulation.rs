@@ -132,7 +132,10 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
 pub(crate) fn code_order(desc: &GemmDesc, formulation: Formulation) -> Result<(), String> {
     match (desc.b_order, formulation) {
         (CodeOrder::Published, _) | (CodeOrder::Repacked, Formulation::SmallM | Formulation::DequantizedBf16) => Ok(()),
-        (CodeOrder::Repacked, _) => Err("it reads codes in their published order, and those of B are repacked (QuantMatrix::repack puts them back)".to_string()),
+        (CodeOrder::Repacked, _) => Err(
+            "it reads codes in their published order, and those of B are repacked (QuantMatrix::repack puts them back)"
+                .to_string(),
+        ),
     }
 }
 

@@ -45,7 +45,7 @@ impl SmallMProduct {
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, gpu: SmallMGpu, search: Search) -> Self {
         // What it does not serve the outline has refused.
         let operands = small_m_operands(desc).unwrap_or(SmallMOperands::Fp8);
-        let mut configs = order(operands, [desc.m, desc.n, desc.k], gpu.sm_count);
+        let mut configs = order(operands, desc.b_order, [desc.m, desc.n, desc.k], gpu.sm_count);
         configs.retain(|config| gpu.clusters || !config.needs_clusters());
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, gpu, configs)

@@ -72,7 +72,7 @@ impl std::fmt::Display for Gated {
 /// 4096 x 7168).
 pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], sm_count: usize) -> Result<Gated> {
     let config = config(weights, mnk[0], mnk[2])?;
-    Ok(match small_m_rules::order(weights.operands(), mnk, sm_count).first() {
+    Ok(match small_m_rules::order(weights.operands(), weights.code_order(), mnk, sm_count).first() {
         Some(own) if own.block() != config.tile().block() || !at_once(*own, mnk, sm_count) => Gated::ThenPass(*own),
         Some(tile) => Gated::Tiles(config.with_tile(*tile)),
         None => Gated::Tiles(config),

@@ -4,11 +4,13 @@ use super::Kernels;
 use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue, enqueue_cast, enqueue_input};
 use super::module::Modules;
 use super::operand::{
-    BlockCodes, Factor, Input, Output, address, check_aligned, check_bytes, check_floats, check_output, check_transposable, format_code, is_aligned,
+    BlockCodes, Factor, Input, Output, address, check_aligned, check_bytes, check_floats, check_output,
+    check_transposable, format_code, is_aligned,
 };
 use crate::error::{Error, Result};
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeOrder, CodeRounding, DType, ErrorMath, ErrorMetric, Nvfp4Recipe, Scheme, TorchDevice,
+    Basis, BlockScaleRule, BlockShape, CodeOrder, CodeRounding, DType, ErrorMath, ErrorMetric, Nvfp4Recipe, Scheme,
+    TorchDevice,
 };
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
@@ -428,7 +430,13 @@ impl Kernels {
     }
 
     /// Puts the codes of an NVFP4 matrix into this order, from the other one, in place.
-    pub(crate) fn repack(&self, stream: &Queue, (rows, cols): (usize, usize), codes: &Span<'_>, to: CodeOrder) -> Result<()> {
+    pub(crate) fn repack(
+        &self,
+        stream: &Queue,
+        (rows, cols): (usize, usize),
+        codes: &Span<'_>,
+        to: CodeOrder,
+    ) -> Result<()> {
         CodeOrder::Repacked.check(Scheme::Nvfp4, rows, cols)?;
         check_bytes("codes", codes, Scheme::Nvfp4.code_bytes(rows, cols))?;
         check_aligned("codes", codes, 16)?;

@@ -65,6 +65,10 @@ impl SmallMWeights {
         }
     }
 
+    pub(crate) fn code_order(self) -> CodeOrder {
+        if self == Self::Nvfp4Repacked { CodeOrder::Repacked } else { CodeOrder::Published }
+    }
+
     pub(crate) fn operands(self) -> SmallMOperands {
         match self {
             Self::Nvfp4 | Self::Nvfp4Repacked | Self::Mxfp4 => SmallMOperands::E2m1Weights,
@@ -124,6 +128,14 @@ fn name(block: SmallMBlock, tokens: usize, (weights, a_type): (SmallMWeights, DT
     format!("gemm_small_m_{}_{a_type}_{tokens}_{}", weights.name(), block.name().replace('-', "_"))
 }
 
+/// Dynamic shared memory in bytes.
+fn shared(block: SmallMBlock, tokens: usize, weights: SmallMWeights) -> u32 {
+    match weights {
+        SmallMWeights::Nvfp4Repacked => block.repacked_shared(tokens),
+        _ => block.shared(tokens),
+    }
+}
+
 /// The kernels of all files.
 pub(super) struct SmallMWeightsKernels {
     all: Vec<SmallMWeightsKernel>,
@@ -156,7 +168,7 @@ impl SmallMWeightsKernels {
             for (block, tokens) in
                 SmallMBlock::of(operands).flat_map(|block| block.widths().iter().map(move |t| (block, *t)))
             {
-                let kernel = file.kernel_with_shared(&name(block, tokens, serves), block.shared(tokens))?;
+                let kernel = file.kernel_with_shared(&name(block, tokens, serves), shared(block, tokens, serves.0))?;
                 kernels.push(SmallMWeightsKernel { block, tokens, serves, kernel });
             }
         }
@@ -358,7 +370,7 @@ impl Kernels {
         let clusters = kernel.has_clusters();
         call.check_parts(clusters)?;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        let grid = grid.clusters(if clusters { split } else { 1 }).shared(block.shared(tokens));
+        let grid = grid.clusters(if clusters { split } else { 1 }).shared(shared(block, tokens, call.weights));
         let problem = call.problem(&place)?;
         enqueue!(stream, kernel, grid, problem)?;
         if !clusters && split > 1 {
@@ -384,6 +396,7 @@ mod tests {
     use crate::gpu::kernels::small_m_config::Shape;
 
     const E2M1: &str = include_str!("../../../kernels/gemm/small_m_e2m1.cu");
+    const REPACKED: &str = include_str!("../../../kernels/gemm/small_m_repacked.cu");
     const E4M3: &str = include_str!("../../../kernels/gemm/small_m_e4m3.cu");
 
     /// Rows of a table: what is in the brackets of its macro, but for its definition.
@@ -401,6 +414,19 @@ mod tests {
             Shape::E4m3 { .. } | Shape::Tile { .. } => None,
         };
         assert_eq!(rows(E2M1, "SMALL_M"), SmallMBlock::ALL.into_iter().filter_map(of).collect::<Vec<_>>());
+        let in_one_stage = |block: SmallMBlock| match block.shape() {
+            Shape::E2m1 { pairs, warps, stages, residents: [few, more] } => {
+                let of_stage = warps * 16 * pairs * (64 + 16);
+                let [own, published] = [block.repacked_shared(8), block.shared(8)].map(|bytes| bytes as usize);
+                assert_eq!(published - own, (stages - 1) * of_stage);
+                Some(format!("{block}, {pairs}, {warps}, 1, {few}, {more}"))
+            }
+            Shape::E4m3 { .. } | Shape::Tile { .. } => None,
+        };
+        assert_eq!(
+            rows(REPACKED, "SMALL_M"),
+            SmallMBlock::ALL.into_iter().filter_map(in_one_stage).collect::<Vec<_>>()
+        );
         let tiles = |block: SmallMBlock| match block.shape() {
             Shape::Tile { stages, residents, .. } => {
                 let name = block.name().replace('-', "_");
@@ -409,7 +435,8 @@ mod tests {
             }
             Shape::E4m3 { .. } | Shape::E2m1 { .. } => Vec::new(),
         };
-        for (source, block) in [(E2M1, SmallMBlock::Tile), (E4M3, SmallMBlock::TileE4m3)] {
+        for (source, block) in [(E2M1, SmallMBlock::Tile), (REPACKED, SmallMBlock::Tile), (E4M3, SmallMBlock::TileE4m3)]
+        {
             assert_eq!(rows(source, "SMALL_M_TILES"), tiles(block));
         }
         let (mut few, mut tiled) = (0, [0; 2]);
@@ -462,7 +489,7 @@ mod tests {
     ) -> String {
         let (groups, tiles) = (k.div_ceil(128), n.div_ceil(128));
         let scales = match weights {
-            SmallMWeights::Nvfp4 => tiles * 128 * (k / 16).next_multiple_of(4),
+            SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked => tiles * 128 * (k / 16).next_multiple_of(4),
             SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => tiles * groups * 512,
             SmallMWeights::Fp8 => 0,
             SmallMWeights::Fp8Vectors => n * groups * 4,
@@ -507,7 +534,7 @@ mod tests {
     #[test]
     fn every_length_and_place_is_checked() {
         use SmallMBlock::{Eight, Four, Narrow, Sixteen, Tile, TileE4m3};
-        use SmallMWeights::{Fp8, Fp8Tiles, Fp8Vectors, Mxfp4, Mxfp8, Nvfp4};
+        use SmallMWeights::{Fp8, Fp8Tiles, Fp8Vectors, Mxfp4, Mxfp8, Nvfp4, Nvfp4Repacked};
         let of_e2m1 = [
             (Four, [1, 8, 32]),
             (Eight, [7, 136, 416]),
@@ -561,6 +588,9 @@ mod tests {
             fp8([1, 8, 24], (24, 8)).contains("multiple of 16") && fp8([65, 8, 16], (16, 8)).contains("at most 64")
         );
         let of = |block, shape, strides| check(block, shape, (Nvfp4, true), strides, [0; 8], [0; 8]);
+        let repacked = |shape, strides| check(Four, shape, (Nvfp4Repacked, true), strides, [0; 8], [0; 8]);
+        assert_eq!(repacked([1, 8, 128], (128, 8)), "");
+        assert!(repacked([1, 8, 96], (96, 8)).contains("k must be a multiple of 128"));
         let why = |shape, strides| of(SmallMBlock::Four, shape, strides);
         let many = why([17, 64, 128], (128, 64));
         assert!(many.contains("m must be at most 16 for e2m1-weights in blocks of four"), "{many}");
