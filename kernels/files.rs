@@ -27,7 +27,7 @@ kernel_files! {
     Fused, "fused/produced_nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4_tile", 80..=u32::MAX;
-    Nvfp4, "cast/repack", 80..=u32::MAX;
+    Nvfp4, "cast/nvfp4_repack", 80..=u32::MAX;
     Mxfp8, "cast/mxfp8", 80..=u32::MAX;
     Mxfp4, "cast/mxfp4", 80..=u32::MAX;
     Linear, "linear/gradient", 80..=u32::MAX;

@@ -123,13 +123,13 @@ __device__ __forceinline__ u32 power_scale(u32 byte) {
 __device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }
 
 // How B is stored: the scales of its codes, of which those of NVFP4 may be repacked (base/repacked.cuh).
-enum class E2m1Weights { NVFP4, REPACKED, MXFP4 };
+enum class E2m1Weights { NVFP4, NVFP4_REPACKED, MXFP4 };
 
 // Of a row's 32 codes eight neighbours, those of word `w` in the published order, by their scale (twice), as four pairs. `shared`: of repacked codes what is kept
 // from an even `w` for the next.
 template <E2m1Weights WEIGHTS, class Number>
 __device__ __forceinline__ void numbers_of(Number number, const uint4& codes, u32 w, u32 scale, u32& shared, u32 (&pairs)[4]) {
-    if constexpr (WEIGHTS == E2m1Weights::REPACKED) {
+    if constexpr (WEIGHTS == E2m1Weights::NVFP4_REPACKED) {
         if (w % 2 == 0) {
             shared = shared_word(word(codes, w), word(codes, w + 1));
             keep(shared);
@@ -176,7 +176,7 @@ template <bool REPACKED = false> __device__ __forceinline__ uint4 pairs_of(const
 template <class Number_, E2m1Weights WEIGHTS_, u32 TOKENS_, u32 PAIRS_, u32 PARTS_, u32 STAGES_> struct SmallME2m1Config {
     using Number = Number_;
     static constexpr E2m1Weights WEIGHTS = WEIGHTS_;
-    static constexpr bool NVFP4 = WEIGHTS != E2m1Weights::MXFP4, REPACKED = WEIGHTS == E2m1Weights::REPACKED;
+    static constexpr bool NVFP4 = WEIGHTS != E2m1Weights::MXFP4, REPACKED = WEIGHTS == E2m1Weights::NVFP4_REPACKED;
     static constexpr u32 TOKENS = TOKENS_, PAIRS = PAIRS_, PARTS = PARTS_, STAGES = STAGES_, THREADS = 32 * PARTS;
     // Of B: a warp's, which are neighbours by eights, and a lane's.
     static constexpr u32 ROWS = 16 * PAIRS, NEIGHBOURS = 8, OF_LANE = 2 * PAIRS;
@@ -416,3 +416,10 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
         store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
     }
 }
+
+// A kernel of the tables in small_m_e2m1.cu and small_m_repacked.cu.
+#define SMALL_M_KERNEL(scales, WEIGHTS, number, Number, tokens, block, PAIRS, PARTS, STAGES, BLOCKS)                             \
+    extern "C" __global__ void __launch_bounds__(32 * PARTS, RESIDENTS<BLOCKS>)                                                  \
+        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
+        small_m_e2m1<SmallME2m1Config<Number, E2m1Weights::WEIGHTS, tokens, PAIRS, PARTS, STAGES>>(p);                           \
+    }

@@ -1,16 +1,11 @@
 // The same products as small_m_e2m1.cu with NVFP4 codes that are repacked (base/repacked.cuh): n a multiple of 8, k of 128. Sums have the same order.
 #include "gemm/small_m_tile.cuh"
 
-#define SMALL_M_KERNEL(number, Number, tokens, block, PAIRS, PARTS, STAGES, BLOCKS)                                              \
-    extern "C" __global__ void __launch_bounds__(32 * PARTS, RESIDENTS<BLOCKS>)                                                  \
-        gemm_small_m_nvfp4_repacked_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                      \
-        small_m_e2m1<SmallME2m1Config<Number, E2m1Weights::REPACKED, tokens, PAIRS, PARTS, STAGES>>(p);                          \
-    }
 #define SMALL_M(block, PAIRS, PARTS, STAGES, FEW, MORE)                                                                          \
-    SMALL_M_KERNEL(bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                              \
-    SMALL_M_KERNEL(bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)                                                            \
-    SMALL_M_KERNEL(f16, F16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                                \
-    SMALL_M_KERNEL(f16, F16, 16, block, PAIRS, PARTS, STAGES, MORE)
+    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                              \
+    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)                            \
+    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, f16, F16, 8, block, PAIRS, PARTS, STAGES, FEW)                                \
+    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, f16, F16, 16, block, PAIRS, PARTS, STAGES, MORE)
 
 // One step on its way is best in all blocks, and A is read when what was multiplied by it is no longer needed: fewer operations decode a step, and wait for the next one sooner
 // (H200, 2026-11, the record of repacked codes).

@@ -121,7 +121,7 @@ impl CodeOrder {
 /// A piece of 512 bytes.
 const ROWS: usize = 8;
 const COLS: usize = 128;
-/// Of eight rows a block of threads holds all codes in registers (`kernels/cast/repack.cu`).
+/// Of eight rows a block of threads holds all codes in registers (`kernels/cast/nvfp4_repack.cu`).
 const MOST_COLS: usize = 32768;
 
 /// What the first word of a block has of the one that both share.

@@ -1,4 +1,4 @@
-//! Launches for NVFP4: `kernels/cast/nvfp4.cu`, `nvfp4_tile.cu` and `repack.cu`.
+//! Launches for NVFP4: `kernels/cast/nvfp4.cu`, `nvfp4_tile.cu` and `nvfp4_repack.cu`.
 
 use super::Kernels;
 use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue, enqueue_cast, enqueue_input};
@@ -42,7 +42,7 @@ pub(super) struct Nvfp4Kernels {
 impl Nvfp4Kernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let (rows, tiles) = (modules.file("cast/nvfp4")?, modules.file("cast/nvfp4_tile")?);
-        let repack = modules.file("cast/repack")?;
+        let repack = modules.file("cast/nvfp4_repack")?;
         let by_input = |name: &str| rows.by_input(name);
         let row = |rule: &str| -> Result<[ByInput; 2]> {
             Ok([

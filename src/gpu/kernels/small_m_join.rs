@@ -1,7 +1,8 @@
 //! What a product of few rows needs where blocks cannot meet in a cluster: parts of sums lie in memory, and `kernels/gemm/small_m_join.cu` adds them.
 
 use super::operand::{check_aligned, check_bytes};
-use super::small_m_weights::{SmallMWeights, SmallMWeightsCall};
+use super::small_m_codes::SmallMWeights;
+use super::small_m_weights::SmallMWeightsCall;
 use crate::error::{Error, Result};
 use crate::format::DType;
 
