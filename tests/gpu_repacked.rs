@@ -11,7 +11,7 @@ use common::gemm::*;
 use common::*;
 use scaled_gemm::{
     Accumulation, CodeOrder, DType, Formulation, GemmArgs, GemmDesc, Handle, HostQuantMatrix, MatMut, MatRef,
-    Nvfp4Recipe, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, SmallMOperands,
+    Nvfp4Recipe, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, SmallMConfig, SmallMOperands,
 };
 use small_m_weights::*;
 
@@ -80,37 +80,70 @@ fn the_order_is_the_cpus_and_goes_back() {
     }
 }
 
+/// Products of repacked codes have the bits of those of published ones, in each of these configurations.
+fn check_same(
+    handle: &Handle,
+    rng: &mut Noise,
+    [m, n, k]: [usize; 3],
+    pair: Pair,
+    case: Case,
+    configs: &[SmallMConfig],
+) -> (Both, Extras) {
+    let both = new(handle, rng, [m, n, k], pair);
+    let extras = Extras::new(handle, rng, m, n, &[case.gap]);
+    let run = |both: &Both| -> Vec<Stored> {
+        with!(both, |ops| {
+            let desc = case.desc(ops);
+            let run =
+                |config: &SmallMConfig| execute(handle, &mut planned(handle, &desc, *config), ops, &extras, &case);
+            configs.iter().map(run).collect()
+        })
+    };
+    let want = run(&both);
+    let both = repacked(handle, both);
+    for ((got, want), config) in run(&both).iter().zip(&want).zip(configs) {
+        assert!(got == want, "{pair:?}, m {m}, n {n}, k {k}, {config}");
+    }
+    (both, extras)
+}
+
+/// Small, for runs under a sanitizer: each kernel that knows the order.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = decoding() else { return };
+    let mut rng = Noise::new(407);
+    for (i, m) in [1, 16, 31, 48, 63].into_iter().enumerate() {
+        for pair in [PAIRS[0], PAIRS[3]] {
+            let configs: Vec<_> = one_of_each_of(SmallMOperands::E2m1Weights, m, i).collect();
+            check_same(&handle, &mut rng, [m, 136, 1152], pair, Case { gap: 8, ..Case::new(DType::F32) }, &configs);
+        }
+    }
+    let host = any(&mut rng, Scheme::Nvfp4, 24, 32768);
+    let mut matrix = QuantMatrix::from_host(&handle, &host).unwrap();
+    for order in [CodeOrder::Repacked, CodeOrder::Published, CodeOrder::Repacked] {
+        matrix.repack(&handle, order).unwrap();
+        assert_same_bits(&matrix.to_host(&handle).unwrap(), &host, order.name());
+    }
+}
+
 /// Every kernel and configuration, whatever it cuts: the bits of published codes, within the bound.
 #[test]
 fn products_have_the_bits_of_published_codes() {
     let Some(handle) = decoding() else { return };
     let mut rng = Noise::new(402);
-    let all = |m| all_of(SmallMOperands::E2m1Weights, m);
-    for (i, (n, k)) in
-        [(8, 128), (72, 384), (136, 1536), (128, 256), (264, 2048), (72, 18944), (2112, 640)].into_iter().enumerate()
-    {
+    let shapes = [(8, 128), (72, 384), (136, 1536), (128, 256), (264, 2048), (72, 18944), (2112, 640)];
+    for (i, (n, k)) in shapes.into_iter().enumerate() {
         for (j, pair) in PAIRS.into_iter().enumerate() {
             let turn = i + 2 * j;
             for m in [1 + turn % 8, 9 + turn % 8, [17, 24, 31, 32, 33, 48, 63, 64][turn % 8]] {
-                let both = new(&handle, &mut rng, [m, n, k], pair);
                 let out = if k > 1536 { DType::F32 } else { [DType::Bf16, DType::F16, DType::F32][(turn + m) % 3] };
                 let case = Case { gap: [0, 8][turn % 2], ..Case::new(out) };
-                let extras = Extras::new(&handle, &mut rng, m, n, &[case.gap]);
-                let run = |both: &Both| -> Vec<Stored> {
-                    with!(both, |ops| all(m)
-                        .map(|config| {
-                            let desc = case.desc(ops);
-                            execute(&handle, &mut planned(&handle, &desc, config), ops, &extras, &case)
-                        })
-                        .collect())
-                };
-                let want = run(&both);
-                let both = repacked(&handle, both);
-                assert!(run(&both) == want, "{pair:?}, m {m}, n {n}, k {k}");
+                let configs: Vec<_> = all_of(SmallMOperands::E2m1Weights, m).collect();
+                let (both, extras) = check_same(&handle, &mut rng, [m, n, k], pair, case, &configs);
                 if i % 3 == 0 {
                     with!(&both, |ops| {
                         let sums = ops.sums(Accumulation::Precise);
-                        check_with(&handle, ops, &extras, &sums, case, all(m).take(3));
+                        check_with(&handle, ops, &extras, &sums, case, configs.iter().copied().take(3));
                     });
                 }
             }

@@ -426,6 +426,10 @@ mod tests {
         let kept = GemmDesc::new(5, 64, 32, Operand::Plain(DType::Bf16), Scheme::Nvfp4, DType::F32).with_a_stride(40);
         let other = kept.with_kept(KeptWeights::Dequantized(DType::Bf16));
         assert!(kept.difference(&other).unwrap().starts_with("values kept in B = Dequantized(Bf16) where Nothing"));
+        let repacked = kept.with_b_order(CodeOrder::Repacked);
+        assert!(kept.difference(&repacked).unwrap().starts_with("order of the codes of B = repacked where published"));
+        assert!(repacked.check("cpu").unwrap_err().to_string().contains("64 x 32"), "no such order of 32 columns");
+        assert_eq!(repacked.to_string(), "5x64x32 bf16 stride 40 x nvfp4 repacked -> f32");
         assert!(kept.difference(&kept.with_a_stride(48)).unwrap().starts_with("row stride of A = 48 where 40"));
         assert_eq!(other.to_string(), "5x64x32 bf16 stride 40 x nvfp4 kept as bf16 -> f32");
         assert!(planned.to_string().starts_with("5x64x32 fp8-tensor:e4m3 x fp8-tensor:e4m3 -> f32"));

@@ -458,6 +458,9 @@ mod tests {
                 assert_eq!(offered(&desc, facts), wanted, "{desc} on {facts:?}");
             }
             let refusal = |desc: &GemmDesc, facts| available(desc, facts, Native).unwrap_err();
+            let repacked = GemmDesc { n: 128, b_order: CodeOrder::Repacked, ..desc };
+            assert_eq!(offered(&repacked, on((10, 0), new)), plain, "cuBLASLt reads the published order alone");
+            assert!(refusal(&repacked, on((10, 0), new)).contains("those of B are repacked (QuantMatrix::repack"));
             assert!(refusal(&desc, H200).contains("sm_100 and newer, and this GPU is sm_90"));
             assert!(refusal(&desc, on((12, 1), Version::new(12, 8, 3))).contains("since 12.8.4, and 12.8.3 is loaded"));
             let ragged = GemmDesc { k: 48, a_stride: 48, ..desc };

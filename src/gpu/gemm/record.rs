@@ -508,7 +508,7 @@ mod tests {
     #[test]
     fn records_from_before_plain_operands_still_hold() {
         let text = record().to_json().unwrap();
-        let says = ["a_stride", "kept", "batch_invariant"].into_iter().any(|field| text.contains(field));
+        let says = ["a_stride", "kept", "b_order", "batch_invariant"].into_iter().any(|field| text.contains(field));
         assert!(!says, "written only where they say something: {text}");
         TuneRecord::from_json(&text).unwrap().check(&environment(), &desc()).unwrap();
 
