@@ -250,10 +250,9 @@ fn graphs_read_what_they_were_captured_with() {
         &["264 x 1024 nvfp4", "captured graph uses it", "repacked"],
     );
     assert!(why.to_string().contains("before the capture"), "{why}");
-    // As it was, and by another matrix with the published order.
     assert!(product(&ops, false) == eager);
+    // Another matrix, which no graph knows, cannot change its order in one either.
     std::mem::swap(&mut ops.b, &mut published);
-    assert!(product(&ops, false) == eager, "the first configuration has the same order of sums");
     let inside = capture(&handle, || ops.b.repack(&handle, CodeOrder::Repacked));
     refused(inside.map(drop), &["repacking a matrix"]);
     assert_eq!(ops.b.code_order(), CodeOrder::Published);
