@@ -27,6 +27,7 @@ kernel_files! {
     Fused, "fused/produced_nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4_tile", 80..=u32::MAX;
+    Nvfp4, "cast/nvfp4_repack", 80..=u32::MAX;
     Mxfp8, "cast/mxfp8", 80..=u32::MAX;
     Mxfp4, "cast/mxfp4", 80..=u32::MAX;
     Linear, "linear/gradient", 80..=u32::MAX;
@@ -43,6 +44,7 @@ kernel_files! {
     SmallM, "gemm/small_m_fp8", 90..=90;
     SmallM, "gemm/small_m_gated", 90..=90;
     SmallMWeights, "gemm/small_m_e2m1", 80..=u32::MAX;
+    SmallMWeights, "gemm/small_m_repacked", 80..=u32::MAX;
     SmallMWeights, "gemm/small_m_e4m3", 80..=u32::MAX;
     SmallMWeights, "gemm/small_m_join", 80..=u32::MAX;
     SmallMGroups, "gemm/small_m_groups_e2m1", 90..=90;

@@ -68,13 +68,13 @@ case $what in
     bench) run_benches "$@" ;;
     exhaustive) SCALED_GEMM_EXHAUSTIVE=1 run_tests -- gpu_e2m1 ;;
     nvrtc)
-        [ $# -gt 0 ] || set -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups
+        [ $# -gt 0 ] || set -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked
         SCALED_GEMM_KERNELS=nvrtc run_tests -- "$@" ;;
     sanitize)
         # memcheck must be clean for every kernel. The other tools know nothing of the barriers in cuBLASLt's kernels and
         # report them: there, lines that name one of ours count. The suites that cross everything would take hours under
         # them, so these run the tests that reach each kernel.
-        ours='at (gemm_fp8_|gemm_e5m2_|gemm_e4m3_|gemm_small_m_|plan_grouped|clear_between|bias_|add_bias_|delayed_update|to_bf16|quantize_|dequantize_|cast_|rms_norm_|swiglu_|fp4_to_fp8|amax_|hadamard_|epilogue_|repeat_|alpha_|gemm_factors)'
+        ours='at (gemm_fp8_|gemm_e5m2_|gemm_e4m3_|gemm_small_m_|plan_grouped|clear_between|bias_|add_bias_|delayed_update|to_bf16|quantize_|dequantize_|cast_|rms_norm_|swiglu_|fp4_to_fp8|amax_|hadamard_|epilogue_|repeat_|repack_|unpack_|alpha_|gemm_factors)'
         sanitize() { # tool, suite, tests: one suite under one tool, with its words in a log
             (cd "$here" && timeout "${SANITIZE_SECONDS:-300}" compute-sanitizer --target-processes all --tool "$1" \
                 "tests/$2" --test-threads 1 "${@:3}") >"$logs/$1-$2.log" 2>&1
@@ -90,12 +90,13 @@ case $what in
         for tool in "$@"; do
             echo "## compute-sanitizer --tool $tool"
             ran=()
-            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_captures gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
+            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_captures gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
                 gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures; do
                 tests=()
                 # These reach each kernel for block scales, aligned and not: small matrices, and one of many rows.
                 case $name in
                     gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) tests=(each_kernel_once dequantize refusals) ;;
+                    gpu_repacked) tests=(each_kernel_once graphs dequantized refuses) ;;
                     gpu_grouped) tests=(each_kernel_once more_than_one any_numbers captured extreme refusals) ;;
                     gpu_sm90) tests=(each_kernel_once groups_are slots_hold no_sense refus) ;;
                     gpu_sm90_epilogue) tests=(each_kernel_once any_place groups_have) ;;
@@ -120,7 +121,7 @@ case $what in
                         gpu_epilogue | gpu_cast | gpu_cast_back | gpu_producers | gpu_produced_targets | gpu_fused | gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) ;;
                         gpu_linear) tests=(scales_that_change) ;;
                         gpu_sm90) tests=(each_kernel_once groups_are) ;;
-                        gpu_sm90_epilogue | gpu_fused_gemm) tests=(each_kernel_once) ;;
+                        gpu_sm90_epilogue | gpu_fused_gemm | gpu_repacked) tests=(each_kernel_once) ;;
                         gpu_experts) tests=(between_groups) ;;
                         gpu_experts_gradient) tests=(starts_give) ;;
                         gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated | gpu_small_m_groups) tests=(each_kernel_once) ;;
@@ -153,7 +154,7 @@ case $what in
             done
         done ;;
     where) echo "$here" ;;
-    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups; run_benches ;;
+    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked; run_benches ;;
     *) echo "usage: run.sh test | bench | exhaustive | sanitize | nvrtc | all | where" >&2; exit 2 ;;
 esac
 exit $failed

@@ -48,6 +48,23 @@ fn each_kernel_of(pairs: &[(DType, Scheme)]) {
     }
 }
 
+/// Weights whose codes are repacked, in each kernel and split: the bits of those that are as published.
+#[test]
+fn repacked_weights_have_the_same_bits() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(309);
+    for (i, pair) in PAIRS.into_iter().filter(|pair| pair.1.is_nvfp4()).enumerate() {
+        for (j, usual) in WIDTHS.into_iter().enumerate() {
+            let k = [384, 3584, 7168][(i + j) % 3];
+            let counts = [usual - 3, 0, usual + 1];
+            for gated in [false, true] {
+                let end = (usual, WIDE[(i + j) % 3]);
+                check(&handle, &mut rng, &counts, [256, k], pair, end, ((i + j) % 2 == 0, gated));
+            }
+        }
+    }
+}
+
 /// Any counts, more groups than a warp has lanes, more parts of D than clusters run at once, and k that cuts steps.
 #[test]
 fn groups_are_what_each_is_alone() {

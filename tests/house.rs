@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules from the bottom to the top: each names only those before it. A folder that is not taken apart is one module.
-const ORDER: &str = "names format/layout format/scheme format/dtype format/operand format/codec epilogue error format/given format/delayed format/mx format/nvfp4 format/fp8 format/recipe format/linear format/host format/pair format/cast format/host_cast format/grouped format/host_grouped models \
+const ORDER: &str = "names format/layout format/scheme format/dtype format/operand format/codec epilogue error format/code_order format/given format/delayed format/mx format/nvfp4 format/fp8 format/recipe format/linear format/host format/pair format/cast format/host_cast format/grouped format/host_grouped models \
     reference checkpoint model_folder gpu/device gpu/lt gpu/kernels gpu/handle gpu/matrix gpu/cast gpu/clocks gpu/measure gpu/gemm gpu/grouped gpu/fused_gemm gpu/linear";
 
 /// Files that only list modules and pass names on.

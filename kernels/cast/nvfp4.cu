@@ -1,5 +1,6 @@
 // NVFP4 along rows: with a given second level, with one of each row, and back to plain numbers.
 // Transposes, 16x16 tiles and what goes with them are in nvfp4_tile.cu.
+#include "base/repacked.cuh"
 #include "cast/nvfp4_rows.cuh"
 
 // A warp takes eight rows by four blocks at a time: two neighbouring rows and those 32, 64 and 96 further, whose 32 block scales
@@ -252,9 +253,17 @@ EACH_NARROW_TYPE(mse, KIND_MSE, 2, 256, FAST_ROWS)
 EACH_NARROW_TYPE(strict_mae, KIND_STRICT_MAE, 1, 448, STRICT_ROWS)
 EACH_NARROW_TYPE(strict_mse, KIND_STRICT_MSE, 1, 448, STRICT_ROWS)
 
+// Eight codes in their published order, of the columns from `col` on.
+template <bool REPACKED> __device__ __forceinline__ u32 load_codes(const u8* codes, u64 row, u32 col, u32 cols) {
+    if constexpr (!REPACKED) return __ldg((const u32*)(codes + (row * cols + col) / 2));
+    const uint2 block = __ldg((const uint2*)(codes + repacked_place(row, col / 16 * 16, cols)));
+    const u32 half = col / 8 % 2;
+    return published_word(half, half ? block.y : block.x, shared_word(block.x, block.y));
+}
+
 // y = round(fl(code * fl(s * scale))). A thread takes eight columns of the eight rows whose block scales share a sector, so that a
 // block of threads writes long stretches of one row after the other and reads each sector of scales once.
-template <class T, bool ALIGNED>
+template <class T, bool ALIGNED, bool REPACKED>
 __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scales, const float* scales, u32 scale_step, u32 rows, u32 cols, T* y, u64 y_stride) {
     constexpr int AT_ONCE = 8;
     const u32 pair = blockIdx.y % 16, blocks = cols / 16;
@@ -271,7 +280,7 @@ __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scal
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++) {
                 const u64 row = first + sector_row(j0 + j);
-                if (row < rows) packed[j] = __ldg((const u32*)(codes + (row * cols + col) / 2));
+                if (row < rows) packed[j] = load_codes<REPACKED>(codes, row, col, cols);
                 of_row[j] = 1.0f;
                 if (scales && row < rows) of_row[j] = __ldg(scales + row * scale_step);
             }
@@ -288,14 +297,16 @@ __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scal
     }
 }
 
-#define DEQUANTIZE_NVFP4(name, T, ALIGNED, ...)                                                                           \
-    extern "C" __global__ void __launch_bounds__(256) dequantize_nvfp4_##name(                                            \
-        const u8* __restrict__ codes,         /* [rows][cols / 2], 8-byte aligned */                                      \
+#define DEQUANTIZE_NVFP4(name, T, ALIGNED, NAME, REPACKED)                                                                       \
+    extern "C" __global__ void __launch_bounds__(256) dequantize_##NAME##_##name(                                         \
+        const u8* __restrict__ codes,         /* [rows][cols / 2], 8-byte aligned; or repacked */                         \
         const u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16], 16-byte aligned */                     \
         const float* __restrict__ scales,     /* decode factors; null: 1 */                                               \
         u32 scale_step,                       /* 0: one for the matrix, 1: one for each row */                            \
         u32 rows, u32 cols,                   /* cols: multiple of 16 */                                                  \
         T* __restrict__ y,                    /* [rows][cols], row stride y_stride elements */                            \
         u64 y_stride)                                                                                                     \
-    { begin(); dequantize<T, ALIGNED>(codes, block_scales, scales, scale_step, rows, cols, y, y_stride); }
-FOR_EACH_TYPE(DEQUANTIZE_NVFP4)
+    { begin(); dequantize<T, ALIGNED, REPACKED>(codes, block_scales, scales, scale_step, rows, cols, y, y_stride); }
+FOR_EACH_TYPE(DEQUANTIZE_NVFP4, nvfp4, false)
+// Of rows in a multiple of 8 and columns in one of 128.
+FOR_EACH_TYPE(DEQUANTIZE_NVFP4, nvfp4_repacked, true)

@@ -1,18 +1,13 @@
 // Products of at most 64 rows of BF16 or F16 with E2M1 codes and block scales: see small_m_e2m1.cuh for at most 16, small_m_tile.cuh for all.
 #include "gemm/small_m_tile.cuh"
 
-#define SMALL_M_KERNEL(scales, NVFP4, number, Number, tokens, block, PAIRS, PARTS, STAGES, BLOCKS)                              \
-    extern "C" __global__ void __launch_bounds__(32 * PARTS, RESIDENTS<BLOCKS>)                                                  \
-        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
-        small_m_e2m1<SmallME2m1Config<Number, NVFP4, tokens, PAIRS, PARTS, STAGES>>(p);                                          \
-    }
 #define SMALL_M(block, PAIRS, PARTS, STAGES, FEW, MORE)                                                                          \
-    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                 \
-    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)                                               \
-    SMALL_M_KERNEL(nvfp4, true, f16, F16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                   \
-    SMALL_M_KERNEL(nvfp4, true, f16, F16, 16, block, PAIRS, PARTS, STAGES, MORE)                                                 \
-    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                \
-    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)
+    SMALL_M_KERNEL(nvfp4, NVFP4, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                \
+    SMALL_M_KERNEL(nvfp4, NVFP4, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)                                              \
+    SMALL_M_KERNEL(nvfp4, NVFP4, f16, F16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                  \
+    SMALL_M_KERNEL(nvfp4, NVFP4, f16, F16, 16, block, PAIRS, PARTS, STAGES, MORE)                                                \
+    SMALL_M_KERNEL(mxfp4, MXFP4, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                \
+    SMALL_M_KERNEL(mxfp4, MXFP4, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)
 
 // name, times 16 rows, warps, stages, blocks on a multiprocessor with at most 8 rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels.
 SMALL_M(four, 2, 4, 2, 6, 4)

@@ -13,6 +13,7 @@
 // memory, and adds them in the order of k: the order of sums depends on k, the split and the warps alone, and a row of D has the same bits
 // whatever stands beside it. GPUs before sm_90 have no clusters: there the warps of a block take all parts of k.
 #pragma once
+#include "base/repacked.cuh"
 #include "gemm/async_copy.cuh"
 #include "gemm/small_m.cuh"
 
@@ -118,13 +119,29 @@ __device__ __forceinline__ u32 power_scale(u32 byte) {
     return bits * 0x00010001u;
 }
 
-// Eight codes of a row, by their scale (twice), as four pairs.
-template <bool NVFP4, class Number> __device__ __forceinline__ void numbers_of(Number number, u32 codes, u32 scale, u32 (&pairs)[4]) {
-    spread(number, codes, pairs);
+// Kept as it is, in a register: not made again from what it was made of at each use.
+__device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }
+
+// How B is stored: the scales of its codes, of which those of NVFP4 may be repacked (base/repacked.cuh).
+enum class E2m1Weights { NVFP4, NVFP4_REPACKED, MXFP4 };
+
+// Of a row's 32 codes eight neighbours, those of word `w` in the published order, by their scale (twice), as four pairs. `shared`: of repacked codes what is kept
+// from an even `w` for the next.
+template <E2m1Weights WEIGHTS, class Number>
+__device__ __forceinline__ void numbers_of(Number number, const uint4& codes, u32 w, u32 scale, u32& shared, u32 (&pairs)[4]) {
+    if constexpr (WEIGHTS == E2m1Weights::NVFP4_REPACKED) {
+        if (w % 2 == 0) {
+            shared = shared_word(word(codes, w), word(codes, w + 1));
+            keep(shared);
+        }
+        spread_repacked(number, w % 2, word(codes, w), shared, pairs);
+    } else {
+        spread(number, word(codes, w), pairs);
+    }
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         // MXFP4: E2M1 exactly, first, as a power of two may be as large as any.
-        if constexpr (!NVFP4) pairs[i] = product_of_pairs(number, pairs[i], 0x7E807E80u);
+        if constexpr (WEIGHTS == E2m1Weights::MXFP4) pairs[i] = product_of_pairs(number, pairs[i], 0x7E807E80u);
         pairs[i] = product_of_pairs(number, pairs[i], scale);
     }
 }
@@ -148,15 +165,18 @@ __device__ __forceinline__ void scales_of(Number number, const uint4& scales, u3
     }
 }
 
-// Eight neighbours of a row of A as the pairs that codes come in.
-__device__ __forceinline__ uint4 pairs_of(const uint4& v) {
-    return {__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632)};
+// Eight neighbours of a row of A as the pairs that codes come in: a number and the fourth behind it, or repacked neighbours. In either order the first two pairs have columns
+// 0, 1, 4 and 5, so that a product adds the same numbers.
+template <bool REPACKED = false> __device__ __forceinline__ uint4 pairs_of(const uint4& v) {
+    if constexpr (REPACKED) return {v.x, v.z, v.y, v.w};
+    else return {__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632)};
 }
 
 // TOKENS: columns of a product, at least m. PAIRS: times 16 rows of B, of a block. PARTS: of k, of a block: its warps. STAGES: steps of codes on their way.
-template <class Number_, bool NVFP4_, u32 TOKENS_, u32 PAIRS_, u32 PARTS_, u32 STAGES_> struct SmallME2m1Config {
+template <class Number_, E2m1Weights WEIGHTS_, u32 TOKENS_, u32 PAIRS_, u32 PARTS_, u32 STAGES_> struct SmallME2m1Config {
     using Number = Number_;
-    static constexpr bool NVFP4 = NVFP4_;
+    static constexpr E2m1Weights WEIGHTS = WEIGHTS_;
+    static constexpr bool NVFP4 = WEIGHTS != E2m1Weights::MXFP4, REPACKED = WEIGHTS == E2m1Weights::NVFP4_REPACKED;
     static constexpr u32 TOKENS = TOKENS_, PAIRS = PAIRS_, PARTS = PARTS_, STAGES = STAGES_, THREADS = 32 * PARTS;
     // Of B: a warp's, which are neighbours by eights, and a lane's.
     static constexpr u32 ROWS = 16 * PAIRS, NEIGHBOURS = 8, OF_LANE = 2 * PAIRS;
@@ -183,9 +203,6 @@ template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED > 1 ? MEASURED - 1 : 
 template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED > 2 ? MEASURED - 2 : 1;
 #endif
 
-// Kept as it is, in a register: not made again from what it was made of at each use.
-__device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }
-
 template <class C> struct SmallME2m1 {
     using Number = typename C::Number;
     static constexpr u32 GROUPS = C::TOKENS / 8, OTHERS = C::OF_LANE - 1;
@@ -199,13 +216,14 @@ template <class C> struct SmallME2m1 {
     u32 codes_at;          // the lane's place in the first stage; behind all codes that of scales, which are as long for four rows, and half for two
 
     // The lane's columns of 128 from `from` on; in the place of those beyond k others, which count as nothing later.
-    __device__ __forceinline__ u32 column(u32 from) const { return min(from + chunk, k - 32); }
+    __device__ __forceinline__ u32 column(u32 from) const { return C::REPACKED ? from + chunk : min(from + chunk, k - 32); }
 
     __device__ __forceinline__ u32 scales_at() const { return codes_at + C::CODES - threadIdx.x % 32 * (16 - C::OF_SCALES); }
 
     __device__ __forceinline__ void copy(u32 from, u32 slot) const {
         const u32 at = column(from), to = codes_at + slot * C::STAGE, scales_to = scales_at() + slot * C::STAGE;
-        const u8* row = once(codes + at / 2);
+        // Repacked, eight rows of 128 columns are 512 bytes.
+        const u8* row = once(codes + (C::REPACKED ? from * 4 : at / 2));
         copy_16(to, row, true);
 #pragma unroll
         for (u32 j = 0; j < OTHERS; j++) copy_16(to + (j + 1) * 512, row + further[j], true);
@@ -265,14 +283,14 @@ template <class C> struct SmallME2m1 {
         for (u32 from = first; from < end; from += 128) {
             copies_wait<C::STAGES - 1>();
             take(slot, weights, scale);
-            if (from + 128 > k && from + chunk >= k) {
+            if (!C::REPACKED && from + 128 > k && from + chunk >= k) {
                 scale = {0, 0, 0, 0};
 #pragma unroll
                 for (u32 w = 0; w < 4; w++)
 #pragma unroll
                     for (u32 t = 0; t < GROUPS; t++) numbers[w][t] = {0, 0, 0, 0};
             }
-            u32 by[C::OF_LANE][2];
+            u32 by[C::OF_LANE][2], shared[C::OF_LANE];
             scales_of<C::NVFP4>(Number(), scale, pick, by);
             const bool more = from + 128 < end;
             if (more) a_from(from + 128, next_a);
@@ -280,19 +298,20 @@ template <class C> struct SmallME2m1 {
             for (u32 w = 0; w < 4; w++) {
                 uint4 x[GROUPS];
 #pragma unroll
-                for (u32 t = 0; t < GROUPS; t++) x[t] = pairs_of(numbers[w][t]);
-                if (more) load_a(next_a, w, numbers[w]);
+                for (u32 t = 0; t < GROUPS; t++) x[t] = pairs_of<C::REPACKED>(numbers[w][t]);
+                if (!C::REPACKED && more) load_a(next_a, w, numbers[w]);
 #pragma unroll
                 for (u32 pair = 0; pair < C::PAIRS; pair++) {
                     u32 upper[4], lower[4];
-                    numbers_of<C::NVFP4>(Number(), word(weights[2 * pair], w), by[2 * pair][w / 2], upper);
-                    numbers_of<C::NVFP4>(Number(), word(weights[2 * pair + 1], w), by[2 * pair + 1][w / 2], lower);
+                    numbers_of<C::WEIGHTS>(Number(), weights[2 * pair], w, by[2 * pair][w / 2], shared[2 * pair], upper);
+                    numbers_of<C::WEIGHTS>(Number(), weights[2 * pair + 1], w, by[2 * pair + 1][w / 2], shared[2 * pair + 1], lower);
 #pragma unroll
                     for (u32 t = 0; t < GROUPS; t++) {
                         multiply_16(Number(), sum[pair][t], upper[0], lower[0], upper[1], lower[1], x[t].x, x[t].y);
                         multiply_16(Number(), sum[pair][t], upper[2], lower[2], upper[3], lower[3], x[t].z, x[t].w);
                     }
                 }
+                if (C::REPACKED && more) load_a(next_a, w, numbers[w]);
                 // All that the lane read of this stage it has in registers, and has used some of each: it is filled anew. (Sooner it takes registers that there
                 // are not.)
                 if (w == 2) {
@@ -329,11 +348,12 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     m.codes_at = base + warp * C::STAGES * C::STAGE + lane * 16;
     keep(m.codes_at);
     // In the place of rows beyond the last whichever: their sums are not stored.
-    const u32 at_row = min(first_row + row, p.n - 1);
-    m.codes = once(p.b + (u64)at_row * (p.k / 2));
+    // Repacked, rows come by eights, n being a multiple of that.
+    const u32 last = C::REPACKED ? p.n - 8 : p.n - 1, at_row = min(C::REPACKED ? first_row : first_row + row, last);
+    m.codes = once(p.b + (u64)at_row * (p.k / 2) + (C::REPACKED ? lane * 16 : 0));
 #pragma unroll
     for (u32 j = 0; j < C::OF_LANE - 1; j++) {
-        m.further[j] = (min(at_row + 32 * (j + 1), p.n - 1) - at_row) * (p.k / 2);
+        m.further[j] = (min(at_row + 32 * (j + 1), last) - at_row) * (p.k / 2);
         keep(m.further[j]);
     }
     m.scales = once((const u8*)p.scales + (u64)(first_row / 128) * p.scale_pitch * 512 + (first_row % 32 + row) * 16 + of_tile / 4 * 8);
@@ -396,3 +416,10 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
         store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
     }
 }
+
+// A kernel of the tables in small_m_e2m1.cu and small_m_repacked.cu.
+#define SMALL_M_KERNEL(scales, WEIGHTS, number, Number, tokens, block, PAIRS, PARTS, STAGES, BLOCKS)                             \
+    extern "C" __global__ void __launch_bounds__(32 * PARTS, RESIDENTS<BLOCKS>)                                                  \
+        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
+        small_m_e2m1<SmallME2m1Config<Number, E2m1Weights::WEIGHTS, tokens, PAIRS, PARTS, STAGES>>(p);                           \
+    }

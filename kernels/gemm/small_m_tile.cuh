@@ -16,8 +16,8 @@
 #include "gemm/async_copy.cuh"
 #include "gemm/small_m_e4m3.cuh"
 
-// How B is stored: its codes, and the scales that are a part of the sum. FP8 has none of those, FP8_1X128 and FP8_128X128 have FP32 scales of 128 columns.
-enum class Weights { NVFP4, MXFP4, MXFP8, FP8, FP8_1X128, FP8_128X128 };
+// How B is stored: its codes (repacked: base/repacked.cuh), and the scales that are a part of the sum. FP8 has none of those, FP8_1X128 and FP8_128X128 have FP32 scales of 128 columns.
+enum class Weights { NVFP4, NVFP4_REPACKED, MXFP4, MXFP8, FP8, FP8_1X128, FP8_128X128 };
 
 // The weights and rows of A that there are kernels for, F16 where it holds what scales reach: KERNEL of each with what else it takes. Mirror of
 // `SmallMWeights::served` in src/gpu/kernels/small_m_weights.rs.
@@ -25,6 +25,9 @@ enum class Weights { NVFP4, MXFP4, MXFP8, FP8, FP8_1X128, FP8_128X128 };
     KERNEL(nvfp4, NVFP4, bf16, Bf16, __VA_ARGS__)                                                                                \
     KERNEL(nvfp4, NVFP4, f16, F16, __VA_ARGS__)                                                                                  \
     KERNEL(mxfp4, MXFP4, bf16, Bf16, __VA_ARGS__)
+#define EACH_REPACKED_WEIGHTS(KERNEL, ...)                                                                                       \
+    KERNEL(nvfp4_repacked, NVFP4_REPACKED, bf16, Bf16, __VA_ARGS__)                                                              \
+    KERNEL(nvfp4_repacked, NVFP4_REPACKED, f16, F16, __VA_ARGS__)
 #define EACH_E4M3_WEIGHTS(KERNEL, ...)                                                                                           \
     KERNEL(fp8, FP8, bf16, Bf16, __VA_ARGS__)                                                                                    \
     KERNEL(fp8, FP8, f16, F16, __VA_ARGS__)                                                                                      \
@@ -38,7 +41,7 @@ enum class Weights { NVFP4, MXFP4, MXFP8, FP8, FP8_1X128, FP8_128X128 };
 template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_> struct SmallMTileConfig {
     using Number = Number_;
     static constexpr Weights WEIGHTS = WEIGHTS_;
-    static constexpr bool NVFP4 = WEIGHTS == Weights::NVFP4, E2M1 = NVFP4 || WEIGHTS == Weights::MXFP4;
+    static constexpr bool REPACKED = WEIGHTS == Weights::NVFP4_REPACKED, NVFP4 = WEIGHTS == Weights::NVFP4 || REPACKED, E2M1 = NVFP4 || WEIGHTS == Weights::MXFP4;
     // Bytes that multiply each weight; FP32 numbers that multiply sums of 128 columns.
     static constexpr bool BLOCK_SCALES = E2M1 || WEIGHTS == Weights::MXFP8;
     static constexpr bool GROUP_SCALES = WEIGHTS == Weights::FP8_1X128 || WEIGHTS == Weights::FP8_128X128;
@@ -112,7 +115,7 @@ template <class C> struct SmallMTile {
 
     __device__ __forceinline__ void load(u32 step, u32 slot) const {
         const u32 at = slot * C::STAGE;
-        const u8* codes_from = once(codes + (u64)step * C::PITCH);
+        const u8* codes_from = once(codes + (u64)step * (C::REPACKED ? 512 : C::PITCH));
 #pragma unroll
         for (u32 j = 0; j < C::UNITS; j++) copy_16(at + codes_to + j * APART * C::PITCH, codes_from + further[j], step < codes_end);
         load_scales(step, ring + at + C::SCALES);
@@ -134,18 +137,25 @@ template <class C> struct SmallMTile {
             uint4 x, y;
             if (j < a_copies) x = shared_vector(at);
             if (j + 1 < a_copies) y = shared_vector(at + 2048);
-            if (j < a_copies) shared_store(at, pairs_of(x));
-            if (j + 1 < a_copies) shared_store(at + 2048, pairs_of(y));
+            if (j < a_copies) shared_store(at, pairs_of<C::REPACKED>(x));
+            if (j + 1 < a_copies) shared_store(at + 2048, pairs_of<C::REPACKED>(y));
         }
+    }
+
+    // Where a row's codes begin.
+    __device__ __forceinline__ static u64 place_of_row(u32 row, u32 k) {
+        if constexpr (C::REPACKED) return repacked_place(row, 0, k);
+        else return (u64)row * (C::E2M1 ? k / 2 : k);
     }
 
     // Where a lane's unit of codes lies, of a row: E4M3 rows alternate, so that no bank is met twice.
     __device__ __forceinline__ static u32 place_of_codes(u32 row, u32 unit) { return row * C::PITCH + (C::E2M1 ? unit : unit ^ row % 2) * 16; }
 
     // `w`: of the four times eight columns of a lane.
-    __device__ __forceinline__ void numbers(const uint4& weights, u32 w, const u32 (&by)[2], u32 (&pairs)[4]) const {
+    __device__ __forceinline__ void numbers(const uint4& weights, u32 w, const u32 (&by)[2], u32& shared, u32 (&pairs)[4]) const {
         if constexpr (C::E2M1) {
-            numbers_of<C::NVFP4>(Number(), word(weights, w), by[w / 2], pairs);
+            constexpr E2m1Weights OF_E2M1 = C::REPACKED ? E2m1Weights::NVFP4_REPACKED : C::NVFP4 ? E2m1Weights::NVFP4 : E2m1Weights::MXFP4;
+            numbers_of<OF_E2M1>(Number(), weights, w, by[w / 2], shared, pairs);
         } else {
             neighbours_of(Number(), word(weights, w % 2 * 2), pairs[0], pairs[1]);
             neighbours_of(Number(), word(weights, w % 2 * 2 + 1), pairs[2], pairs[3]);
@@ -169,6 +179,7 @@ template <class C> struct SmallMTile {
 #pragma unroll
         for (u32 piece = 0; piece < PIECES; piece++) {
             uint4 weights[4];
+            u32 shared[4];
 #pragma unroll
             for (u32 j = 0; j < 4; j++)
                 weights[j] = shared_vector(stage + place_of_codes(32 * j + lane_row, chunk / 32 * PIECES + piece));
@@ -177,8 +188,8 @@ template <class C> struct SmallMTile {
                 u32 upper[2][4], lower[2][4];
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) {
-                    numbers(weights[2 * half], w, by[2 * half], upper[half]);
-                    numbers(weights[2 * half + 1], w, by[2 * half + 1], lower[half]);
+                    numbers(weights[2 * half], w, by[2 * half], shared[2 * half], upper[half]);
+                    numbers(weights[2 * half + 1], w, by[2 * half + 1], shared[2 * half + 1], lower[half]);
                 }
                 const u32 at = stage + (lane_a ^ w * 64);
 #pragma unroll
@@ -288,7 +299,7 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * of_k / split);
     // Of a row's 16 units in a stage those that the lanes want at once are neighbours, and rows alternate between the halves of 128 bytes: no bank is met twice.
     const u32 place = thread % 16 ^ thread / 16 % 2 * 4, unit = (place % 4 * 4 + place / 4) * 8;
-    const u32 row = thread / C::UNITS, at_row = part.row_of_b(row, p.n), pitch = C::E2M1 ? p.k / 2 : p.k;
+    const u32 row = thread / C::UNITS, at_row = part.row_of_b(row, p.n);
     // FP32 scales lie by rows (1x128), or by columns (128x128); of the latter the second thread takes those of the other matrix.
     const u32 tile_row = (part.b_row + part.col) / 128, other = part.gated && thread == 1 ? p.n / 128 : 0;
     const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)(part.b_row + (part.gated ? part.row_of_b(thread % 32 * 4, p.n) - part.b_row : part.col + thread % 32 * 4)) * 4
@@ -302,7 +313,7 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
                        base + C::A + thread * 16,
                        steps_within(p.k, thread % C::UNITS * (128 / C::UNITS)),
                        steps_within(p.k, unit),
-                       once(p.b + (u64)at_row * pitch + thread % C::UNITS * 16),
+                       once(p.b + SmallMTile<C>::place_of_row(at_row, p.k) + thread % C::UNITS * 16),
                        {},
                        once((const char*)p.scales + scales),
                        once((const u16*)p.a + (u64)(part.row + thread / 16) * p.stride_a + unit),
@@ -313,7 +324,9 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
                        pick_of<C::NVFP4>(lane)};
 #pragma unroll
     for (u32 j = 0; j < C::UNITS; j++) {
-        m.further[j] = (part.row_of_b(row + SmallMTile<C>::APART * j, p.n) - at_row) * pitch;
+        const u32 other = part.row_of_b(row + SmallMTile<C>::APART * j, p.n);
+        m.further[j] = C::REPACKED ? (u32)(SmallMTile<C>::place_of_row(other, p.k) - SmallMTile<C>::place_of_row(at_row, p.k))
+                                   : (other - at_row) * (C::E2M1 ? p.k / 2 : p.k);
         keep(m.further[j]);
     }
     // Made again at each use they would cost as much as the copies.

@@ -1,6 +1,7 @@
 //! What the bytes mean: schemes, recipes, codecs, scale layouts, host matrices. No GPU needed.
 
 mod cast;
+mod code_order;
 pub mod codec;
 mod delayed;
 mod dtype;
@@ -20,6 +21,7 @@ mod recipe;
 mod scheme;
 
 pub use cast::{CastGroup, CastRecipe, CastScales, CastScheme};
+pub use code_order::CodeOrder;
 pub use delayed::{AmaxHistory, DelayedScaling, DelayedState};
 pub use dtype::DType;
 pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};

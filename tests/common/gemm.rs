@@ -135,7 +135,8 @@ impl Product for Operands {
 
     fn problem(&self, out: DType) -> GemmDesc {
         let [m, n, k] = self.shape();
-        GemmDesc::new(m, n, k, self.a.scheme(), self.b.scheme(), out).with_kept(self.b.kept())
+        let desc = GemmDesc::new(m, n, k, self.a.scheme(), self.b.scheme(), out);
+        desc.with_kept(self.b.kept()).with_b_order(self.b.code_order())
     }
 
     fn call<'a>(&'a self, d: MatMut<'a>) -> GemmArgs<'a> {
@@ -189,7 +190,7 @@ impl Product for PlainOperands {
     fn problem(&self, out: DType) -> GemmDesc {
         let [m, n, k] = self.shape();
         let desc = GemmDesc::new(m, n, k, Operand::Plain(self.dtype), self.b.scheme(), out);
-        desc.with_a_stride(k + self.a_gap).with_kept(self.b.kept())
+        desc.with_a_stride(k + self.a_gap).with_kept(self.b.kept()).with_b_order(self.b.code_order())
     }
 
     fn call<'a>(&'a self, d: MatMut<'a>) -> GemmArgs<'a> {

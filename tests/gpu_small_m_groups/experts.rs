@@ -3,9 +3,9 @@
 use ndarray::{Array2, s};
 use scaled_gemm::reference::{self, Swiglu};
 use scaled_gemm::{
-    Activation, DType, DeviceBuffer, Epilogue, Fp8Format, FusedGemmArgs, GemmArgs, GemmDesc, GroupedGemmArgs,
-    GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, Operand, QuantMatrix, Scheme, SmallMBlock,
-    SmallMConfig, VecRef,
+    Activation, CodeOrder, DType, DeviceBuffer, Epilogue, Fp8Format, FusedGemmArgs, GemmArgs, GemmDesc,
+    GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, Operand, QuantMatrix, Scheme,
+    SmallMBlock, SmallMConfig, VecRef,
 };
 
 use crate::common::gemm::*;
@@ -259,7 +259,7 @@ pub fn check(
     let slot_rows = counts.iter().max().unwrap().next_multiple_of(4);
     let rows = if slots { slot_rows * counts.len() } else { rows };
     let each = if gated { 2 * n } else { n };
-    let of = Experts::new(handle, rng, rows, [counts.len(), each, k], pair);
+    let mut of = Experts::new(handle, rng, rows, [counts.len(), each, k], pair);
     let start = |g: usize| if slots { g * slot_rows } else { starts[g] as usize };
     let taken: Vec<_> = counts.iter().enumerate().map(|(g, count)| (start(g), *count)).collect();
     let starts_on = handle.upload(&starts).unwrap();
@@ -278,4 +278,10 @@ pub fn check(
     let wrong = wrong.map(|i| (i * size / step, i * size % step / size));
     assert_eq!(wrong, None, "{pair:?}, {usual} rows, n {n}, k {k}, slots {slots}, gated {gated}: row and column");
     assert!(launch.run(handle, gated, &end) == got, "a second run differs: {pair:?}");
+    let gap = launch.gap;
+    if CodeOrder::Repacked.check(pair.1, of.b.rows(), k).is_ok() {
+        of.b.repack(handle, CodeOrder::Repacked).unwrap();
+        let launch = Launch { of: &of, starts, slot_rows, counts: &counts_on, usual, out, gap };
+        assert!(launch.run(handle, gated, &end) == got, "repacked weights: {pair:?}");
+    }
 }

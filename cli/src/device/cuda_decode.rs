@@ -3,7 +3,7 @@
 use std::mem::swap;
 
 use scaled_gemm::{
-    Bf16Gemm, Cadence, DType, Formulation, GemmPlan, KeptWeights, PlanOptions, QuantMatrix, Result, Timing,
+    Bf16Gemm, Cadence, CodeOrder, DType, Formulation, GemmPlan, KeptWeights, PlanOptions, QuantMatrix, Result, Timing,
 };
 
 use super::cuda::{BASELINE_CANDIDATES, Cuda, Sets, borrowing, kept_dtype};
@@ -45,6 +45,28 @@ fn kept_way(
     Ok(Some((plan, kept)))
 }
 
+/// The planned product with weights whose codes are repacked, where their scheme and shape have such an order: its plan, and a set of them.
+fn repacked_way(
+    cuda: &Cuda,
+    mnk: [usize; 3],
+    pair: Pair,
+    out: DType,
+    sets: &Sets,
+) -> Result<Option<(GemmPlan, Vec<QuantMatrix>)>> {
+    let [_, n, k] = mnk;
+    let order = CodeOrder::Repacked;
+    if order.check(pair.b.scheme(), n, k).is_err() {
+        return Ok(None);
+    }
+    let mut plan = cuda.handle.plan(&cuda.desc(mnk, pair.a.operand(), pair.b.scheme(), out).with_b_order(order))?;
+    let mut weights = cuda.quantized_weights(sets, mnk, pair)?;
+    for b in &mut weights {
+        b.repack(&cuda.handle, order)?;
+        plan.prepare(&cuda.handle, b)?;
+    }
+    Ok(Some((plan, weights)))
+}
+
 pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> Result<DecodeTime> {
     let [m, n, k] = mnk;
     let mut sets = cuda.prepare(mnk, pair, out)?;
@@ -55,14 +77,24 @@ pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> 
         }
     }
     let mut kept = kept_way(cuda, mnk, pair, out, &plans, &sets)?;
+    let mut repacked = repacked_way(cuda, mnk, pair, out, &sets)?;
     let mut baseline = Bf16Gemm::new(&cuda.handle, m, n, k, BASELINE_CANDIDATES)?;
     cuda.choose_baseline(&mut baseline, &mut sets, mnk, Cadence::Sustained)?;
-    // The baseline, quantization of A with the planned product, every way, and that of weights kept dequantized; then, as links of chains, the
-    // planned product, and quantization of A with it.
+    // The baseline, quantization of A with the planned product, every way, that of weights kept dequantized and that of repacked ones; then, as links of chains, the
+    // planned product, quantization of A with it, and the product of repacked weights.
     let ways = 2 + plans.len();
-    let chained = ways + usize::from(kept.is_some());
+    let of_repacked = ways + usize::from(kept.is_some());
+    let chained = of_repacked + usize::from(repacked.is_some());
     let timing = borrowing(Timing::SUSTAINED).over(sets.d.len()).chained_from(chained);
-    let taken = timing.in_turns(&cuda.handle, chained + 2, |who, call| match (who, &mut kept) {
+    let all = chained + 2 + usize::from(repacked.is_some());
+    let taken = timing.in_turns(&cuda.handle, all, |who, call| match (who, &mut kept) {
+        (who, _) if (who == of_repacked && who < chained) || who == chained + 2 => {
+            let Some((plan, b)) = &mut repacked else { return Ok(()) };
+            swap(&mut sets.b, b);
+            let done = cuda.execute(plan, &mut sets, call);
+            swap(&mut sets.b, b);
+            done
+        }
         (0, _) => cuda.multiply_plain(&mut baseline, &mut sets, mnk, call),
         (who, _) if who == 1 || who == chained + 1 => {
             cuda.quantize_a(&mut sets, call)?;
@@ -81,10 +113,11 @@ pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> 
     let name = |plan: &GemmPlan| format!("{} {}", plan.formulation(), plan.finish());
     let mut names: Vec<String> = plans.iter().map(name).collect();
     names.extend(kept.iter().map(|(plan, _)| format!("{}, weights kept dequantized", name(plan))));
-    let ways = names.into_iter().zip(us[2..chained].iter().copied()).collect();
+    let ways = names.into_iter().zip(us[2..of_repacked].iter().copied()).collect();
     let error = cuda.error_of(&mut plans[0], &mut sets)?;
     let b = &sets.b[0];
     let weight_bytes = b.codes().len() + b.block_scales().len() + b.scales().len();
     let chained_us = [us[chained], us[chained + 1]];
-    Ok(DecodeTime { baseline_us: us[0], both_us: us[1], chained_us, ways, weight_bytes, error })
+    let repacked_us = repacked.is_some().then(|| [us[of_repacked], us[chained + 2]]);
+    Ok(DecodeTime { baseline_us: us[0], both_us: us[1], chained_us, ways, repacked_us, weight_bytes, error })
 }

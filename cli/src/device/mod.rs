@@ -134,6 +134,8 @@ pub struct DecodeTime {
     pub chained_us: [f64; 2],
     /// Each way that serves, and its microseconds; the planned one first.
     pub ways: Vec<(String, f64)>,
+    /// Microseconds of the product with weights whose codes are repacked, by itself and as links of a chain, where there is such an order.
+    pub repacked_us: Option<[f64; 2]>,
     /// Bytes of the weights: codes and scales.
     pub weight_bytes: usize,
     /// Largest error of checked elements as a fraction of the f64 bound; above 1 is wrong.

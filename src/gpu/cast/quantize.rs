@@ -433,13 +433,14 @@ impl Handle {
         }
         let stream = self.queue();
         let order = stream.order();
-        let spans = q.read(&order)?;
+        let spans = q.read_in_order(&order)?;
         let QuantSpans { codes, scales, block_scales } = &spans;
         let (dtype, stride) = (y.dtype(), y.row_stride());
         let target = y.data_mut().at(&order)?;
         if q.scheme().spec().block.is_some() {
             let (scheme, rows, cols, scales) = (q.scheme(), q.rows(), q.cols(), Some(scales));
-            let q = BlockCodes { scheme, rows, cols, codes, block_scales, scales };
+            let order = q.code_order();
+            let q = BlockCodes { scheme, rows, cols, order, codes, block_scales, scales };
             return self.kernels().dequantize_blocks(stream, &q, &target, stride, dtype);
         }
         let parts = Output { codes, scales, block_scales };

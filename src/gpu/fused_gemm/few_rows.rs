@@ -4,7 +4,7 @@
 use super::{FusedGemmArgs, FusedOut};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{Basis, DType};
+use crate::format::{Basis, CodeOrder, DType};
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::small_m_rules;
 use crate::gpu::grouped::fit::check_operands_apart;
@@ -41,7 +41,7 @@ impl<'a> FusedGemmArgs<'a> {
         if !few || m > 32 || !small_m_rules::is_first(SmallMScales::Blocks, false, [m, 2 * n, k]) {
             return Ok(None);
         }
-        Ok(small_m_rules::order(SmallMOperands::Fp8, [m, 2 * n, k], sm_count).first().copied())
+        Ok(small_m_rules::order(SmallMOperands::Fp8, CodeOrder::Published, [m, 2 * n, k], sm_count).first().copied())
     }
 
     /// Scratch memory of SwiGLU of few rows to codes: the hidden layer in FP32.

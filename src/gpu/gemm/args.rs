@@ -207,7 +207,7 @@ impl<'a> GemmArgs<'a> {
     ///
     /// # Errors
     /// [`Error::Shape`] naming the operand that does not fit; [`Error::DType`] for an E4M3 output without encode factor;
-    /// [`Error::Unsupported`] if A and B are in different bases ([`Basis`]), or if A is to be quantized by a given amax.
+    /// [`Error::Unsupported`] if A and B are in different bases ([`Basis`]), if the codes of A are repacked, or if A is to be quantized by a given amax.
     pub fn desc(&self) -> Result<GemmDesc> {
         let ((m, k), n) = (self.a.shape(), self.b.rows());
         if self.b.cols() != k {
@@ -254,6 +254,9 @@ impl<'a> GemmArgs<'a> {
             return Err(scale.needs_recipe());
         }
         pair::check_basis(self.a.basis(), self.b.basis())?;
+        if let ArgA::Quantized(a) = &self.a {
+            a.check_published("A of a product")?;
+        }
         Ok(GemmDesc {
             m,
             n,
@@ -262,6 +265,7 @@ impl<'a> GemmArgs<'a> {
             a_stride: self.a.row_stride(),
             quantize_a: self.a.quantize(),
             b: self.b.scheme(),
+            b_order: self.b.code_order(),
             kept: self.b.kept(),
             out: self.d.dtype(),
             out_stride: self.d.row_stride(),

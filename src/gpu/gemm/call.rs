@@ -67,14 +67,19 @@ impl<'s> Spans<'s> {
         Ok(Self { numbers: a.data().at(order)?, block_scales: None, scales: None })
     }
 
-    /// The values that the matrix keeps in type `kept`, or its codes where that is `None`; `repeated`: with repeated scales.
+    fn of_codes<'q: 's>(q: &'q QuantMatrix, order: &'s Order<'q>) -> Result<Self> {
+        q.check_published("A of a product")?;
+        Self::of_quantized(q, None, false, order)
+    }
+
+    /// B, whose codes lie as the plan knows ([`GemmDesc::b_order`]). The values that the matrix keeps in type `kept`, or its codes where that is `None`; `repeated`: with repeated scales.
     fn of_quantized<'q: 's>(
         q: &'q QuantMatrix,
         kept: Option<DType>,
         repeated: bool,
         order: &'s Order<'q>,
     ) -> Result<Self> {
-        let QuantSpans { codes, scales, block_scales } = q.read(order)?;
+        let QuantSpans { codes, scales, block_scales } = q.read_in_order(order)?;
         let present = |span: Span<'s>| (span.bytes > 0).then_some(span);
         let scales = match repeated {
             true => Some(q.repeated_scales().ok_or_else(not_prepared)?.read(order)?),
@@ -115,7 +120,7 @@ pub(crate) fn with_addresses(
         queue,
         desc,
         a: match a {
-            ArgA::Quantized(a) => Spans::of_quantized(a, None, false, &order)?,
+            ArgA::Quantized(a) => Spans::of_codes(a, &order)?,
             ArgA::Plain(a) => Spans::of_plain(a, &order)?,
             ArgA::Quantize(..) => Spans { numbers: codes, block_scales: None, scales: Some(scales) },
         },

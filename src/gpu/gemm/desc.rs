@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
-use crate::format::{DType, Operand, Scheme, pair};
+use crate::format::{CodeOrder, DType, Operand, Scheme, pair};
 use crate::gpu::gemm::quantize_a::QuantizeA;
 use crate::gpu::matrix::derived::{KeptWeights, check_kept};
 
@@ -66,6 +66,8 @@ pub struct GemmDesc {
     pub quantize_a: Option<QuantizeA>,
     /// Scheme of B.
     pub b: Scheme,
+    /// How the codes of B lie ([`QuantMatrix::repack`](crate::QuantMatrix::repack)).
+    pub b_order: CodeOrder,
     /// Whether B keeps dequantized values: then the plan needs no scratch memory for them.
     pub kept: KeptWeights,
     /// Element type of D: BF16, F16, F32, or E4M3 for tensor x tensor.
@@ -100,6 +102,7 @@ impl GemmDesc {
             a_stride: k,
             quantize_a: None,
             b,
+            b_order: CodeOrder::Published,
             kept: KeptWeights::Nothing,
             out,
             out_stride: n,
@@ -124,6 +127,11 @@ impl GemmDesc {
     /// The same with rows of a plain A that begin `a_stride` elements apart.
     pub fn with_a_stride(self, a_stride: usize) -> Self {
         Self { a_stride, ..self }
+    }
+
+    /// The same for a B whose codes lie in this order.
+    pub fn with_b_order(self, b_order: CodeOrder) -> Self {
+        Self { b_order, ..self }
     }
 
     /// The same for a B that keeps these values.
@@ -170,6 +178,7 @@ impl GemmDesc {
         pair::check_pair(self.a, self.b, device)?;
         pair::check_output(self.a, self.b, self.out)?;
         pair::check_shape(self.m, self.n, self.k, self.out)?;
+        self.b_order.check(self.b, self.n, self.k)?;
         self.check_sizes()?;
         self.check_a_stride()?;
         if let KeptWeights::Dequantized(dtype) = self.kept {
@@ -257,13 +266,14 @@ impl GemmDesc {
 
     /// Names the first fields in which `self` and `other` differ, with both values.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
-        let fields: [(&str, String, String); 15] = [
+        let fields: [(&str, String, String); 16] = [
             ("m", self.m.to_string(), other.m.to_string()),
             ("n", self.n.to_string(), other.n.to_string()),
             ("k", self.k.to_string(), other.k.to_string()),
             ("A", self.a.to_string(), other.a.to_string()),
             ("row stride of A", self.a_stride.to_string(), other.a_stride.to_string()),
             ("scheme of B", self.b.to_string(), other.b.to_string()),
+            ("order of the codes of B", self.b_order.to_string(), other.b_order.to_string()),
             ("values kept in B", format!("{:?}", self.kept), format!("{:?}", other.kept)),
             ("type of D", self.out.to_string(), other.out.to_string()),
             ("quantization of A", format!("{:?}", self.quantize_a), format!("{:?}", other.quantize_a)),
@@ -289,6 +299,9 @@ impl fmt::Display for GemmDesc {
             write!(f, " stride {}", self.a_stride)?;
         }
         write!(f, " x {}", self.b)?;
+        if self.b_order == CodeOrder::Repacked {
+            f.write_str(" repacked")?;
+        }
         if let KeptWeights::Dequantized(dtype) = self.kept {
             write!(f, " kept as {dtype}")?;
         }
@@ -413,6 +426,10 @@ mod tests {
         let kept = GemmDesc::new(5, 64, 32, Operand::Plain(DType::Bf16), Scheme::Nvfp4, DType::F32).with_a_stride(40);
         let other = kept.with_kept(KeptWeights::Dequantized(DType::Bf16));
         assert!(kept.difference(&other).unwrap().starts_with("values kept in B = Dequantized(Bf16) where Nothing"));
+        let repacked = kept.with_b_order(CodeOrder::Repacked);
+        assert!(kept.difference(&repacked).unwrap().starts_with("order of the codes of B = repacked where published"));
+        assert!(repacked.check("cpu").unwrap_err().to_string().contains("64 x 32"), "no such order of 32 columns");
+        assert_eq!(repacked.to_string(), "5x64x32 bf16 stride 40 x nvfp4 repacked -> f32");
         assert!(kept.difference(&kept.with_a_stride(48)).unwrap().starts_with("row stride of A = 48 where 40"));
         assert_eq!(other.to_string(), "5x64x32 bf16 stride 40 x nvfp4 kept as bf16 -> f32");
         assert!(planned.to_string().starts_with("5x64x32 fp8-tensor:e4m3 x fp8-tensor:e4m3 -> f32"));

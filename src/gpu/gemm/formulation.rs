@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::format::layout::ScaleLayout;
-use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme, pair};
+use crate::format::{BlockScaleFormat, CodeFormat, CodeOrder, Fp8Format, Operand, Scheme, pair};
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
@@ -124,7 +124,19 @@ pub(crate) fn pair_kind(desc: &GemmDesc) -> PairKind {
 /// Whether this formulation serves this problem on this GPU and library; otherwise why not.
 pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Result<(), String> {
     available_pair(desc, facts, formulation)?;
+    code_order(desc, formulation)?;
     batch_invariance(desc, formulation)
+}
+
+/// Why this formulation does not read the codes of B as they lie, if so.
+pub(crate) fn code_order(desc: &GemmDesc, formulation: Formulation) -> Result<(), String> {
+    match (desc.b_order, formulation) {
+        (CodeOrder::Published, _) | (CodeOrder::Repacked, Formulation::SmallM | Formulation::DequantizedBf16) => Ok(()),
+        (CodeOrder::Repacked, _) => Err(
+            "it reads codes in their published order, and those of B are repacked (QuantMatrix::repack puts them back)"
+                .to_string(),
+        ),
+    }
 }
 
 /// Why this formulation does not give what [`GemmDesc::batch_invariant`] asks for, where it is asked for.
@@ -474,6 +486,9 @@ mod tests {
                 assert_eq!(offered(&desc, facts), wanted, "{desc} on {facts:?}");
             }
             let refusal = |desc: &GemmDesc, facts| available(desc, facts, Native).unwrap_err();
+            let repacked = GemmDesc { n: 128, b_order: CodeOrder::Repacked, ..desc };
+            assert_eq!(offered(&repacked, on((10, 0), new)), plain, "cuBLASLt reads the published order alone");
+            assert!(refusal(&repacked, on((10, 0), new)).contains("those of B are repacked (QuantMatrix::repack"));
             assert!(refusal(&desc, H200).contains("sm_100 and newer, and this GPU is sm_90"));
             assert!(refusal(&desc, on((12, 1), Version::new(12, 8, 3))).contains("since 12.8.4, and 12.8.3 is loaded"));
             let ragged = GemmDesc { k: 48, a_stride: 48, ..desc };

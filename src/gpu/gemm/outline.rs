@@ -7,7 +7,7 @@ use crate::format::{DType, Operand};
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{
-    Finish, Formulation, PairKind, batch_invariance, pair_kind, sm90_pair, small_m_pair,
+    Finish, Formulation, PairKind, batch_invariance, code_order, pair_kind, sm90_pair, small_m_pair,
 };
 use crate::gpu::matrix::derived::KeptWeights;
 
@@ -259,6 +259,7 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     }
     let ours = matches!(formulation, Formulation::Sm90 | Formulation::SmallM);
     // Records come here, too: what the kernels would take for other codes is refused, and what is not batch-invariant.
+    code_order(desc, formulation)?;
     batch_invariance(desc, formulation)?;
     match formulation {
         Formulation::Sm90 => sm90_pair(desc)?,

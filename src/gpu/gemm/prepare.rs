@@ -42,6 +42,14 @@ impl GemmPlan {
                 "plan for this B",
             ));
         }
+        if b.code_order() != self.desc.b_order {
+            return Err(Error::shape(
+                "B",
+                format!("codes that are {}", b.code_order()),
+                format!("must be {}, as planned", self.desc.b_order),
+                "call QuantMatrix::repack before GemmArgs::desc, or GemmDesc::with_b_order",
+            ));
+        }
         // Where nothing is left to be made, no use of B would say it.
         b.check_context(handle)?;
         if b.kept() != self.desc.kept {

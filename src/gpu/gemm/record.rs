@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{OutputFile, open_regular};
 use crate::error::{Error, Result};
+use crate::format::CodeOrder;
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
@@ -58,6 +59,9 @@ struct ProblemRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     quantize_a: Option<String>,
     b: String,
+    /// Order of its codes. Absent where they lie as published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    b_order: Option<String>,
     /// Type of the values that B keeps. Absent in older records, where it keeps none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kept: Option<String>,
@@ -84,6 +88,7 @@ impl From<&GemmDesc> for ProblemRecord {
             a_stride: (desc.a_stride != desc.k).then_some(desc.a_stride),
             quantize_a: desc.quantize_a.map(|quantize| quantize.to_string()),
             b: desc.b.to_string(),
+            b_order: (desc.b_order != CodeOrder::Published).then(|| desc.b_order.to_string()),
             kept: match desc.kept {
                 KeptWeights::Nothing => None,
                 KeptWeights::Dequantized(dtype) => Some(dtype.to_string()),
@@ -272,6 +277,7 @@ impl TuneRecord {
             ("a_stride", stride(problem), stride(&wanted)),
             ("quantize_a", word(&problem.quantize_a), word(&wanted.quantize_a)),
             ("b", problem.b.clone(), wanted.b.clone()),
+            ("b_order", word(&problem.b_order), word(&wanted.b_order)),
             ("kept", word(&problem.kept), word(&wanted.kept)),
             ("out", problem.out.clone(), wanted.out.clone()),
             ("out_stride", problem.out_stride.to_string(), wanted.out_stride.to_string()),
@@ -502,7 +508,7 @@ mod tests {
     #[test]
     fn records_from_before_plain_operands_still_hold() {
         let text = record().to_json().unwrap();
-        let says = ["a_stride", "kept", "batch_invariant"].into_iter().any(|field| text.contains(field));
+        let says = ["a_stride", "kept", "b_order", "batch_invariant"].into_iter().any(|field| text.contains(field));
         assert!(!says, "written only where they say something: {text}");
         TuneRecord::from_json(&text).unwrap().check(&environment(), &desc()).unwrap();
 

@@ -45,7 +45,7 @@ impl SmallMProduct {
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, gpu: SmallMGpu, search: Search) -> Self {
         // What it does not serve the outline has refused.
         let operands = small_m_operands(desc).unwrap_or(SmallMOperands::Fp8);
-        let mut configs = order(operands, [desc.m, desc.n, desc.k], gpu.sm_count);
+        let mut configs = order(operands, desc.b_order, [desc.m, desc.n, desc.k], gpu.sm_count);
         configs.retain(|config| gpu.clusters || !config.needs_clusters());
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, gpu, configs)
@@ -127,11 +127,11 @@ impl SmallMProduct {
             ValueSource::Given => (&call.a.numbers, desc.a_stride),
             ValueSource::Codes => return Err(bug("codes of A")),
         };
-        let weights = SmallMWeights::of(desc.b).ok_or_else(|| bug("weights of such codes"))?;
+        let weights = SmallMWeights::of(desc.b, desc.b_order).ok_or_else(|| bug("weights of such codes"))?;
         let scales = match weights {
             SmallMWeights::Fp8 => None,
             SmallMWeights::Fp8Vectors | SmallMWeights::Fp8Tiles => Some(required("scales of B", &call.b.scales)?),
-            SmallMWeights::Nvfp4 | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
+            SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
                 Some(required("block scales of B", &call.b.block_scales)?)
             }
         };

@@ -1,7 +1,7 @@
 //! What a plan is made of: [`Step`]s, walked in order by each call, and [`Candidate`], the steps of one way to compute a problem.
 
 use crate::error::{Error, Result};
-use crate::format::{DType, Scheme};
+use crate::format::{CodeOrder, DType, Scheme};
 
 use crate::gpu::cast::quantize::factor;
 use crate::gpu::gemm::args::GemmArgs;
@@ -210,9 +210,9 @@ fn quantize_a(call: &Call<'_>) -> Result<()> {
 
 /// Writes `values[i, j] = code[i, j] * block_scale[i, block]`, packed, into the operand's scratch.
 fn dequantize(call: &Call<'_>, side: Side, scheme: Scheme, dtype: DType) -> Result<()> {
-    let (rows, spans, values) = match side {
-        Side::A => (call.desc.m, &call.a, &call.scratch.a),
-        Side::B => (call.desc.n, &call.b, &call.scratch.b),
+    let (rows, order, spans, values) = match side {
+        Side::A => (call.desc.m, CodeOrder::Published, &call.a, &call.scratch.a),
+        Side::B => (call.desc.n, call.desc.b_order, &call.b, &call.scratch.b),
     };
     let Some(block_scales) = &spans.block_scales else {
         return Err(Error::unsupported(
@@ -222,7 +222,7 @@ fn dequantize(call: &Call<'_>, side: Side, scheme: Scheme, dtype: DType) -> Resu
         ));
     };
     let cols = call.desc.k;
-    let codes = BlockCodes { scheme, rows, cols, codes: &spans.numbers, block_scales, scales: None };
+    let codes = BlockCodes { scheme, rows, cols, order, codes: &spans.numbers, block_scales, scales: None };
     call.handle.kernels().dequantize_blocks(call.queue, &codes, values, cols, dtype)
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn served(handle: &Handle, a: &MatRef<'_>, b: &QuantMatrix) -> Result
     pair::check_pair(Operand::Plain(a.dtype()), b.scheme(), &device)?;
     pair::check_basis(Basis::Plain, b.basis())?;
     let (major, minor) = handle.device().compute_capability;
-    let reason = match SmallMWeights::of(b.scheme()) {
+    let reason = match SmallMWeights::of(b.scheme(), b.code_order()) {
         Some(weights) if weights.multiplies(a.dtype()) && (major, minor) == HOPPER => return Ok(weights),
         Some(weights) if weights.multiplies(a.dtype()) => {
             format!("products of groups with a plain A are for sm_90, and this GPU is sm_{major}{minor}")
@@ -48,16 +48,17 @@ pub(crate) fn served(handle: &Handle, a: &MatRef<'_>, b: &QuantMatrix) -> Result
 /// exact in BF16, and of NVFP4 in F16, which an F16 D asks for, as of products by `small-m` without groups.
 pub(crate) fn served_quantized(
     handle: &Handle,
-    [a, b]: [Scheme; 2],
-    k: usize,
+    a: Scheme,
+    b: &QuantMatrix,
     d: DType,
 ) -> Option<(SmallMWeights, DType)> {
     let blocks = |scheme: Scheme| scheme.spec().block.is_some();
-    let weights = SmallMWeights::of(b).filter(|_| blocks(a) && blocks(b))?;
+    let (k, b_scheme) = (b.cols(), b.scheme());
+    let weights = SmallMWeights::of(b_scheme, b.code_order()).filter(|_| blocks(a) && blocks(b_scheme))?;
     let dtype = if d == DType::F16 && a.is_nvfp4() { DType::F16 } else { DType::Bf16 };
     let whole = weights.operands() != SmallMOperands::E2m1Weights || k.is_multiple_of(E2M1_K_MULTIPLE);
     let served = handle.device().compute_capability == HOPPER && whole && weights.multiplies(dtype);
-    (served && pair::check_pair(a, b, "").is_ok()).then_some((weights, dtype))
+    (served && pair::check_pair(a, b_scheme, "").is_ok()).then_some((weights, dtype))
 }
 
 /// The configuration for groups that have so many rows each, as a rule.
@@ -89,7 +90,7 @@ impl std::fmt::Display for Gated {
 /// 4096 x 7168).
 pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], sm_count: usize) -> Result<Gated> {
     let config = config(weights, mnk[0], mnk[2])?;
-    Ok(match small_m_rules::order(weights.operands(), mnk, sm_count).first() {
+    Ok(match small_m_rules::order(weights.operands(), weights.code_order(), mnk, sm_count).first() {
         Some(own) if own.block() != config.tile().block() || !at_once(*own, mnk, sm_count) => Gated::ThenPass(*own),
         Some(tile) => Gated::Tiles(config.with_tile(*tile)),
         None => Gated::Tiles(config),
@@ -171,7 +172,7 @@ impl FewRows<'_, '_> {
         handle.reserve_scratch(of_a + of_products)?;
         let _turn = queue.turn();
         let order = queue.order();
-        let spans = b.read(&order)?;
+        let spans = b.read_in_order(&order)?;
         let scratch = handle.scratch(of_a + of_products)?;
         let (d_stride, d_type, d_bytes) = (d.row_stride(), d.dtype(), d.extent_bytes());
         let d = d.data_mut().at(&order)?.slice(0, d_bytes);
@@ -181,7 +182,7 @@ impl FewRows<'_, '_> {
         let (scales, level) = match weights {
             SmallMWeights::Fp8 => (None, second_level(b.scheme().into())),
             SmallMWeights::Fp8Vectors | SmallMWeights::Fp8Tiles => (Some(&spans.scales), ScaleUse::Nothing),
-            SmallMWeights::Nvfp4 | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
+            SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
                 (Some(&spans.block_scales), second_level(b.scheme().into()))
             }
         };
@@ -229,7 +230,8 @@ impl FewRows<'_, '_> {
             None => Ok(()),
             Some((q, read, dtype)) => {
                 let (codes, block_scales) = (&read.codes, &read.block_scales);
-                let codes = BlockCodes { scheme: q.scheme(), rows: m, cols: k, codes, block_scales, scales: None };
+                let (scheme, order) = (q.scheme(), q.code_order());
+                let codes = BlockCodes { scheme, order, rows: m, cols: k, codes, block_scales, scales: None };
                 kernels.dequantize_blocks(queue, &codes, &a, k, *dtype)
             }
         };

@@ -263,8 +263,7 @@ impl<'a> GroupedGemmArgs<'a> {
         let device = handle.device().to_string();
         pair::check_pair(a.scheme(), b.scheme(), &device)?;
         let in_slots = slots::why_not(self, a);
-        if let Some((weights, dtype)) =
-            few::served_quantized(handle, [a.scheme(), b.scheme()], a.cols(), self.d.dtype())
+        if let Some((weights, dtype)) = few::served_quantized(handle, a.scheme(), b, self.d.dtype())
             && self.config.is_none()
             && (in_slots.is_some() || self.usual_rows() <= MOST_DECODED_ROWS)
         {

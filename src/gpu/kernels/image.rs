@@ -83,11 +83,12 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 38] = [
+const HEADERS: [(&str, &str); 39] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
     ("base/e2m1.cuh", include_str!("../../../kernels/base/e2m1.cuh")),
+    ("base/repacked.cuh", include_str!("../../../kernels/base/repacked.cuh")),
     ("base/layout.cuh", include_str!("../../../kernels/base/layout.cuh")),
     ("base/delayed.cuh", include_str!("../../../kernels/base/delayed.cuh")),
     ("base/sum.cuh", include_str!("../../../kernels/base/sum.cuh")),

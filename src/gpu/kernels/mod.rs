@@ -29,6 +29,7 @@ mod sm90;
 mod sm90_config;
 mod sm90_groups;
 mod small_m;
+mod small_m_codes;
 mod small_m_config;
 mod small_m_end;
 mod small_m_gated;
@@ -49,11 +50,12 @@ pub(crate) use sm90::{Sm90Call, Sm90Codes, Sm90End, Sm90Maps, Sm90Operand, Sm90S
 pub use sm90_config::Sm90Config;
 pub(crate) use sm90_groups::{Sm90Along, Sm90Groups};
 pub(crate) use small_m::{SmallMCall, SmallMScales};
+pub(crate) use small_m_codes::SmallMWeights;
 pub(crate) use small_m_config::most_rows;
 pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
 pub(crate) use small_m_groups::{SmallMGroupsCall, SmallMGroupsConfig};
-pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, OuterScales, SmallMWeights, SmallMWeightsCall, most_k_power};
+pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, OuterScales, SmallMWeightsCall, most_k_power};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;

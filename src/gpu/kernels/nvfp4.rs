@@ -1,14 +1,16 @@
-//! Launches for NVFP4: `kernels/cast/nvfp4.cu` and `nvfp4_tile.cu`.
+//! Launches for NVFP4: `kernels/cast/nvfp4.cu`, `nvfp4_tile.cu` and `nvfp4_repack.cu`.
 
 use super::Kernels;
 use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue, enqueue_cast, enqueue_input};
 use super::module::Modules;
 use super::operand::{
-    BlockCodes, Factor, Input, Output, address, check_floats, check_output, check_transposable, format_code, is_aligned,
+    BlockCodes, Factor, Input, Output, address, check_aligned, check_bytes, check_floats, check_output,
+    check_transposable, format_code, is_aligned,
 };
 use crate::error::{Error, Result};
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Nvfp4Recipe, Scheme, TorchDevice,
+    Basis, BlockScaleRule, BlockShape, CodeOrder, CodeRounding, DType, ErrorMath, ErrorMetric, Nvfp4Recipe, Scheme,
+    TorchDevice,
 };
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
@@ -31,12 +33,16 @@ pub(super) struct Nvfp4Kernels {
     /// For the plain rule, rounded to nearest, in the data's own basis; for any.
     tile: [ByInput; 2],
     amax_hadamard: ByInput,
-    dequantize: ByInput,
+    /// Of codes as published, and repacked.
+    dequantize: [ByInput; 2],
+    /// To the repacked order, and back.
+    repack: [Kernel; 2],
 }
 
 impl Nvfp4Kernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let (rows, tiles) = (modules.file("cast/nvfp4")?, modules.file("cast/nvfp4_tile")?);
+        let repack = modules.file("cast/nvfp4_repack")?;
         let by_input = |name: &str| rows.by_input(name);
         let row = |rule: &str| -> Result<[ByInput; 2]> {
             Ok([
@@ -63,7 +69,8 @@ impl Nvfp4Kernels {
             many: [many("mae")?, many("mse")?, many("strict_mae")?, many("strict_mse")?],
             tile: [tiles.by_input("quantize_nvfp4_tile_plain")?, tiles.by_input("quantize_nvfp4_tile_any")?],
             amax_hadamard: tiles.by_input("amax_hadamard")?,
-            dequantize: by_input("dequantize_nvfp4")?,
+            dequantize: [by_input("dequantize_nvfp4")?, by_input("dequantize_nvfp4_repacked")?],
+            repack: [repack.kernel("repack_nvfp4")?, repack.kernel("unpack_nvfp4")?],
         })
     }
 }
@@ -372,7 +379,7 @@ impl Kernels {
         dtype: DType,
     ) -> Result<()> {
         q.check(y, y_stride, dtype)?;
-        let &BlockCodes { scheme, rows, cols, codes, block_scales, scales } = q;
+        let &BlockCodes { scheme, rows, cols, order, codes, block_scales, scales } = q;
         if rows == 0 || cols == 0 {
             return Ok(());
         }
@@ -409,7 +416,7 @@ impl Kernels {
         }
         enqueue!(
             stream,
-            self.nvfp4(stream)?.dequantize.of(dtype, aligned)?,
+            self.nvfp4(stream)?.dequantize[usize::from(order == CodeOrder::Repacked)].of(dtype, aligned)?,
             blocks,
             codes.address,
             block_scales.address,
@@ -419,6 +426,32 @@ impl Kernels {
             cols as u32,
             y.address,
             y_stride as u64,
+        )
+    }
+
+    /// Puts the codes of an NVFP4 matrix into this order, from the other one, in place.
+    pub(crate) fn repack(
+        &self,
+        stream: &Queue,
+        (rows, cols): (usize, usize),
+        codes: &Span<'_>,
+        to: CodeOrder,
+    ) -> Result<()> {
+        CodeOrder::Repacked.check(Scheme::Nvfp4, rows, cols)?;
+        check_bytes("codes", codes, Scheme::Nvfp4.code_bytes(rows, cols))?;
+        check_aligned("codes", codes, 16)?;
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        // Eight rows a block: each thread up to `PIECES` times 16 bytes of them.
+        let (slabs, threads) = (rows / 8, (cols / 4).div_ceil(8).next_multiple_of(32).max(128));
+        enqueue!(
+            stream,
+            self.nvfp4(stream)?.repack[usize::from(to == CodeOrder::Published)],
+            Blocks::new((slabs.min(1 << 20), 1), threads as u32),
+            codes.address,
+            slabs as u32,
+            cols as u32,
         )
     }
 }

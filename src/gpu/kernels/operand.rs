@@ -1,7 +1,7 @@
 //! Operands of our kernels, resolved on a stream, and the checks against what a kernel touches.
 
 use crate::error::{Error, Result};
-use crate::format::{CodeFormat, DType, Scheme};
+use crate::format::{CodeFormat, CodeOrder, DType, Scheme};
 use crate::gpu::device::memory::Span;
 
 /// A plain input of a quantizer, resolved on the stream.
@@ -110,6 +110,8 @@ pub(crate) struct BlockCodes<'a> {
     pub(crate) scheme: Scheme,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
+    /// Of the codes.
+    pub(crate) order: CodeOrder,
     pub(crate) codes: &'a Span<'a>,
     pub(crate) block_scales: &'a Span<'a>,
     /// The second level; `None` counts as 1.
@@ -119,7 +121,8 @@ pub(crate) struct BlockCodes<'a> {
 impl BlockCodes<'_> {
     /// That a dequantizer may write `y` from these, rows `y_stride` elements apart.
     pub(super) fn check(&self, y: &Span<'_>, y_stride: usize, dtype: DType) -> Result<()> {
-        let &Self { scheme, rows, cols, codes, block_scales, scales } = self;
+        let &Self { scheme, rows, cols, order, codes, block_scales, scales } = self;
+        order.check(scheme, rows, cols)?;
         check_bytes("codes", codes, scheme.code_bytes(rows, cols))?;
         check_aligned("codes", codes, 8)?;
         check_bytes("block scales", block_scales, scheme.block_scale_len(rows, cols))?;

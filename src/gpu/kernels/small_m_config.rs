@@ -161,6 +161,15 @@ impl SmallMBlock {
         bytes as u32
     }
 
+    /// The same of weights that are repacked, with one step of codes on its way. Mirror of the table in `kernels/gemm/small_m_repacked.cu`.
+    pub(super) fn repacked_shared(self, tokens: usize) -> u32 {
+        let later = match self.shape() {
+            Shape::E2m1 { pairs, warps, stages, .. } => warps * (stages - 1) * PAIR_ROWS * pairs * (64 + 16),
+            Shape::E4m3 { .. } | Shape::Tile { .. } => 0,
+        };
+        self.shared(tokens) - later as u32
+    }
+
     /// Blocks on a multiprocessor. Those of E4M3 share its 228 KiB, of which each takes one more; four at the most, as they were measured. Those of E2M1 have
     /// registers for so many.
     pub(crate) fn residents(self, m: usize) -> usize {

@@ -1,7 +1,8 @@
 //! What a product of few rows needs where blocks cannot meet in a cluster: parts of sums lie in memory, and `kernels/gemm/small_m_join.cu` adds them.
 
 use super::operand::{check_aligned, check_bytes};
-use super::small_m_weights::{SmallMWeights, SmallMWeightsCall};
+use super::small_m_codes::SmallMWeights;
+use super::small_m_weights::SmallMWeightsCall;
 use crate::error::{Error, Result};
 use crate::format::DType;
 
@@ -34,8 +35,8 @@ impl SmallMWeightsCall<'_> {
     /// What the sum of products is multiplied by: `Unit` of `kernels/gemm/small_m_e2m1.cuh`.
     pub(super) fn unit(&self) -> f32 {
         match (self.weights, self.a_type) {
-            (SmallMWeights::Nvfp4, DType::F16) => 16384.0,
-            (SmallMWeights::Nvfp4, _) => 256.0,
+            (SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked, DType::F16) => 16384.0,
+            (SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked, _) => 256.0,
             _ => 1.0,
         }
     }

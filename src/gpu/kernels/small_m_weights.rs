@@ -1,4 +1,4 @@
-//! Launches of `kernels/gemm/small_m_e2m1.cu` and `small_m_e4m3.cu`: products of few rows of BF16 or F16 numbers on Hopper, with quantized weights that the
+//! Launches of `kernels/gemm/small_m_e2m1.cu`, `small_m_repacked.cu` and `small_m_e4m3.cu`: products of few rows of BF16 or F16 numbers on Hopper, with quantized weights that the
 //! kernels decode.
 
 use super::Kernels;
@@ -6,11 +6,11 @@ use super::launch::{Blocks, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
 use super::small_m::InChain;
+use super::small_m_codes::SmallMWeights;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, no_such_block, too_many_rows};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
-use crate::format::layout::ScaleLayout;
-use crate::format::{BlockScaleFormat, CodeFormat, DType, Scheme};
+use crate::format::DType;
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -25,96 +25,16 @@ pub(crate) const fn most_k_power(operands: SmallMOperands) -> u32 {
     }
 }
 
-/// How B is stored: its codes, and the scales that are a part of the sum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SmallMWeights {
-    /// E2M1 with E4M3 scales of 16 columns.
-    Nvfp4,
-    /// E2M1 with E8M0 scales of 32 columns.
-    Mxfp4,
-    /// E4M3 with E8M0 scales of 32 columns.
-    Mxfp8,
-    /// E4M3; its scales are outer ones.
-    Fp8,
-    /// E4M3 with FP32 scales of 1x128.
-    Fp8Vectors,
-    /// E4M3 with FP32 scales of 128x128.
-    Fp8Tiles,
-}
-
-impl SmallMWeights {
-    const ALL: [Self; 6] = [Self::Nvfp4, Self::Mxfp4, Self::Mxfp8, Self::Fp8, Self::Fp8Vectors, Self::Fp8Tiles];
-
-    /// Of a scheme; `None` where no kernel decodes its codes.
-    pub(crate) fn of(scheme: Scheme) -> Option<Self> {
-        let spec = scheme.spec();
-        match (spec.format, spec.block.map(|block| block.format), spec.scale_layout) {
-            (CodeFormat::E2M1, Some(BlockScaleFormat::Ue4m3), _) => Some(Self::Nvfp4),
-            (CodeFormat::E2M1, Some(BlockScaleFormat::Ue8m0), _) => Some(Self::Mxfp4),
-            (CodeFormat::E4M3, Some(BlockScaleFormat::Ue8m0), _) => Some(Self::Mxfp8),
-            (CodeFormat::E4M3, None, ScaleLayout::Scalar | ScaleLayout::Outer) => Some(Self::Fp8),
-            (CodeFormat::E4M3, None, ScaleLayout::Vec128) => Some(Self::Fp8Vectors),
-            (CodeFormat::E4M3, None, ScaleLayout::Blk128) => Some(Self::Fp8Tiles),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn operands(self) -> SmallMOperands {
-        match self {
-            Self::Nvfp4 | Self::Mxfp4 => SmallMOperands::E2m1Weights,
-            Self::Mxfp8 | Self::Fp8 | Self::Fp8Vectors | Self::Fp8Tiles => SmallMOperands::E4m3Weights,
-        }
-    }
-
-    /// Whether rows of such numbers have a kernel: F16 does not hold what E8M0 scales reach.
-    pub(crate) fn multiplies(self, a: DType) -> bool {
-        let powers = matches!(self, Self::Mxfp4 | Self::Mxfp8);
-        a == DType::Bf16 || (a == DType::F16 && !powers)
-    }
-
-    /// Rows of A and B that have a kernel.
-    pub(super) fn served() -> impl Iterator<Item = (Self, DType)> {
-        let types = [DType::Bf16, DType::F16];
-        Self::ALL
-            .into_iter()
-            .flat_map(move |weights| types.map(|a| (weights, a)))
-            .filter(|(weights, a)| weights.multiplies(*a))
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Nvfp4 => "nvfp4",
-            Self::Mxfp4 => "mxfp4",
-            Self::Mxfp8 => "mxfp8",
-            Self::Fp8 => "fp8",
-            Self::Fp8Vectors => "fp8_1x128",
-            Self::Fp8Tiles => "fp8_128x128",
-        }
-    }
-
-    pub(super) fn code_bytes(self, n: usize, k: usize) -> usize {
-        match self.operands() {
-            SmallMOperands::E2m1Weights => n * k / 2,
-            SmallMOperands::E4m3Weights | SmallMOperands::Fp8 => n * k,
-        }
-    }
-
-    /// Of the scales that are a part of the sum: what the kernel steps by, and their bytes.
-    pub(super) fn scales(self, n: usize, k: usize) -> (usize, usize) {
-        let groups = k.div_ceil(128);
-        let tiles = |columns: usize| (k.div_ceil(columns), n.div_ceil(128) * k.div_ceil(columns) * 512);
-        match self {
-            Self::Nvfp4 => tiles(64),
-            Self::Mxfp4 | Self::Mxfp8 => tiles(128),
-            Self::Fp8 => (0, 0),
-            Self::Fp8Vectors => (n.next_multiple_of(4), ScaleLayout::Vec128.len(n, groups) * 4),
-            Self::Fp8Tiles => (groups.next_multiple_of(4), ScaleLayout::Blk128.len(n.div_ceil(128), groups) * 4),
-        }
-    }
-}
-
 fn name(block: SmallMBlock, tokens: usize, (weights, a_type): (SmallMWeights, DType)) -> String {
     format!("gemm_small_m_{}_{a_type}_{tokens}_{}", weights.name(), block.name().replace('-', "_"))
+}
+
+/// Dynamic shared memory in bytes.
+fn shared(block: SmallMBlock, tokens: usize, weights: SmallMWeights) -> u32 {
+    match weights {
+        SmallMWeights::Nvfp4Repacked => block.repacked_shared(tokens),
+        _ => block.shared(tokens),
+    }
 }
 
 /// The kernels of all files.
@@ -134,17 +54,23 @@ struct SmallMWeightsKernel {
 impl SmallMWeightsKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let mut kernels = Vec::new();
-        for (operands, file) in
-            [(SmallMOperands::E2m1Weights, "gemm/small_m_e2m1"), (SmallMOperands::E4m3Weights, "gemm/small_m_e4m3")]
-        {
-            let file = modules.file(file)?;
-            for serves in SmallMWeights::served().filter(|(weights, _)| weights.operands() == operands) {
-                for (block, tokens) in
-                    SmallMBlock::of(operands).flat_map(|block| block.widths().iter().map(move |t| (block, *t)))
-                {
-                    let kernel = file.kernel_with_shared(&name(block, tokens, serves), block.shared(tokens))?;
-                    kernels.push(SmallMWeightsKernel { block, tokens, serves, kernel });
-                }
+        let [e2m1, repacked, e4m3] = [
+            modules.file("gemm/small_m_e2m1")?,
+            modules.file("gemm/small_m_repacked")?,
+            modules.file("gemm/small_m_e4m3")?,
+        ];
+        for serves in SmallMWeights::served() {
+            let operands = serves.0.operands();
+            let file = match (serves.0, operands) {
+                (SmallMWeights::Nvfp4Repacked, _) => &repacked,
+                (_, SmallMOperands::E2m1Weights) => &e2m1,
+                _ => &e4m3,
+            };
+            for (block, tokens) in
+                SmallMBlock::of(operands).flat_map(|block| block.widths().iter().map(move |t| (block, *t)))
+            {
+                let kernel = file.kernel_with_shared(&name(block, tokens, serves), shared(block, tokens, serves.0))?;
+                kernels.push(SmallMWeightsKernel { block, tokens, serves, kernel });
             }
         }
         Ok(Self { all: kernels, join: modules.file("gemm/small_m_join")?.kernel("gemm_small_m_join")? })
@@ -236,7 +162,11 @@ impl SmallMWeightsCall<'_> {
     pub(super) fn check_memory(&self, b_rows: usize) -> Result<()> {
         let Self { m, n, k, a_stride, weights, .. } = *self;
         let shape = || format!("m = {m}, n = {n}, k = {k}");
-        let multiple = if weights.operands() == SmallMOperands::E2m1Weights { E2M1_K_MULTIPLE } else { 16 };
+        let multiple = match (weights, weights.operands()) {
+            (SmallMWeights::Nvfp4Repacked, _) => 128,
+            (_, SmallMOperands::E2m1Weights) => E2M1_K_MULTIPLE,
+            _ => 16,
+        };
         if k == 0 || !k.is_multiple_of(multiple) || !n.is_multiple_of(8) {
             let rule = format!("k must be a multiple of {multiple} above 0, n a multiple of 8");
             return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
@@ -341,7 +271,7 @@ impl Kernels {
         let clusters = kernel.has_clusters();
         call.check_parts(clusters)?;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        let grid = grid.clusters(if clusters { split } else { 1 }).shared(block.shared(tokens));
+        let grid = grid.clusters(if clusters { split } else { 1 }).shared(shared(block, tokens, call.weights));
         let problem = call.problem(&place)?;
         enqueue!(stream, kernel, grid, problem)?;
         if !clusters && split > 1 {
@@ -367,6 +297,7 @@ mod tests {
     use crate::gpu::kernels::small_m_config::Shape;
 
     const E2M1: &str = include_str!("../../../kernels/gemm/small_m_e2m1.cu");
+    const REPACKED: &str = include_str!("../../../kernels/gemm/small_m_repacked.cu");
     const E4M3: &str = include_str!("../../../kernels/gemm/small_m_e4m3.cu");
     const TILE: &str = include_str!("../../../kernels/gemm/small_m_tile.cuh");
 
@@ -385,6 +316,19 @@ mod tests {
             Shape::E4m3 { .. } | Shape::Tile { .. } => None,
         };
         assert_eq!(rows(E2M1, "SMALL_M"), SmallMBlock::ALL.into_iter().filter_map(of).collect::<Vec<_>>());
+        let in_one_stage = |block: SmallMBlock| match block.shape() {
+            Shape::E2m1 { pairs, warps, stages, residents: [few, more] } => {
+                let of_stage = warps * 16 * pairs * (64 + 16);
+                let [own, published] = [block.repacked_shared(8), block.shared(8)].map(|bytes| bytes as usize);
+                assert_eq!(published - own, (stages - 1) * of_stage);
+                Some(format!("{block}, {pairs}, {warps}, 1, {few}, {more}"))
+            }
+            Shape::E4m3 { .. } | Shape::Tile { .. } => None,
+        };
+        assert_eq!(
+            rows(REPACKED, "SMALL_M"),
+            SmallMBlock::ALL.into_iter().filter_map(in_one_stage).collect::<Vec<_>>()
+        );
         let tiles = |block: SmallMBlock| match block.shape() {
             Shape::Tile { stages, residents, .. } => {
                 let name = block.name().replace('-', "_");
@@ -393,7 +337,8 @@ mod tests {
             }
             Shape::E4m3 { .. } | Shape::E2m1 { .. } => Vec::new(),
         };
-        for (source, block) in [(E2M1, SmallMBlock::Tile), (E4M3, SmallMBlock::TileE4m3)] {
+        for (source, block) in [(E2M1, SmallMBlock::Tile), (REPACKED, SmallMBlock::Tile), (E4M3, SmallMBlock::TileE4m3)]
+        {
             assert_eq!(rows(source, "SMALL_M_TILES"), tiles(block));
         }
         let (mut few, mut tiled) = (0, 0);
@@ -405,16 +350,17 @@ mod tests {
             assert!(TILE.contains(&row), "{row}");
             tiled += 1;
             for tokens in SmallMBlock::Four.widths().iter().filter(|_| e2m1) {
-                let nvfp4 = weights == SmallMWeights::Nvfp4;
-                let row = format!("SMALL_M_KERNEL({scales}, {nvfp4}, {a_type}, {number}, {tokens}, block, PAIRS, ");
-                assert!(E2M1.contains(&row), "{row}");
+                let source = if weights == SmallMWeights::Nvfp4Repacked { REPACKED } else { E2M1 };
+                let of = format!("{scales}, {}, {a_type}, {number}", scales.to_uppercase());
+                let row = format!("SMALL_M_KERNEL({of}, {tokens}, block, PAIRS, ");
+                assert!(source.contains(&row), "{row}");
                 few += 1;
             }
         }
         // And their definitions.
-        assert_eq!(E2M1.matches("SMALL_M_KERNEL(").count(), few + 1);
+        assert_eq!([E2M1, REPACKED].map(|source| source.matches("SMALL_M_KERNEL(").count()).iter().sum::<usize>(), few);
         assert_eq!(TILE.matches("    KERNEL(").count(), tiled);
-        for (source, weights) in [(E2M1, "E2M1"), (E4M3, "E4M3")] {
+        for (source, weights) in [(E2M1, "E2M1"), (REPACKED, "REPACKED"), (E4M3, "E4M3")] {
             assert!(source.contains(&format!("EACH_{weights}_WEIGHTS(SMALL_M_TILE_KERNEL, __VA_ARGS__)")));
         }
         assert_eq!(
@@ -446,7 +392,7 @@ mod tests {
     ) -> String {
         let (groups, tiles) = (k.div_ceil(128), n.div_ceil(128));
         let scales = match weights {
-            SmallMWeights::Nvfp4 => tiles * 128 * (k / 16).next_multiple_of(4),
+            SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked => tiles * 128 * (k / 16).next_multiple_of(4),
             SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => tiles * groups * 512,
             SmallMWeights::Fp8 => 0,
             SmallMWeights::Fp8Vectors => n * groups * 4,
@@ -491,7 +437,7 @@ mod tests {
     #[test]
     fn every_length_and_place_is_checked() {
         use SmallMBlock::{Eight, Four, Narrow, Sixteen, Tile, TileE4m3};
-        use SmallMWeights::{Fp8, Fp8Tiles, Fp8Vectors, Mxfp4, Mxfp8, Nvfp4};
+        use SmallMWeights::{Fp8, Fp8Tiles, Fp8Vectors, Mxfp4, Mxfp8, Nvfp4, Nvfp4Repacked};
         let of_e2m1 = [
             (Four, [1, 8, 32]),
             (Eight, [7, 136, 416]),
@@ -545,6 +491,9 @@ mod tests {
             fp8([1, 8, 24], (24, 8)).contains("multiple of 16") && fp8([65, 8, 16], (16, 8)).contains("at most 64")
         );
         let of = |block, shape, strides| check(block, shape, (Nvfp4, true), strides, [0; 8], [0; 8]);
+        let repacked = |shape, strides| check(Four, shape, (Nvfp4Repacked, true), strides, [0; 8], [0; 8]);
+        assert_eq!(repacked([1, 8, 128], (128, 8)), "");
+        assert!(repacked([1, 8, 96], (96, 8)).contains("k must be a multiple of 128"));
         let why = |shape, strides| of(SmallMBlock::Four, shape, strides);
         let many = why([17, 64, 128], (128, 64));
         assert!(many.contains("m must be at most 16 for e2m1-weights in blocks of four"), "{many}");

@@ -149,7 +149,7 @@ impl QuantMatrix {
     fn write_kept(&self, handle: &Handle, kept: &Kept) -> Result<()> {
         let queue = handle.queue();
         let order = queue.order();
-        let (source, target) = (self.read(&order)?, kept.values.write(&order)?);
+        let (source, target) = (self.read_in_order(&order)?, kept.values.write(&order)?);
         self.dequantize_codes(handle, queue, &source.codes, &source.block_scales, &target, kept.dtype)
     }
 
@@ -167,7 +167,8 @@ impl QuantMatrix {
         if rows == 0 || cols == 0 {
             return Ok(());
         }
-        let q = BlockCodes { scheme, rows, cols, codes, block_scales, scales: None };
+        let order = self.code_order();
+        let q = BlockCodes { scheme, rows, cols, order, codes, block_scales, scales: None };
         handle.kernels().dequantize_blocks(queue, &q, values, cols, dtype)
     }
 }

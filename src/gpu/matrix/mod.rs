@@ -5,6 +5,7 @@ pub(crate) mod derived;
 mod grouped;
 mod plain;
 mod quantized;
+mod repack;
 
 pub use cast::CastMatrix;
 pub use derived::KeptWeights;

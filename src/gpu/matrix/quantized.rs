@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
-use crate::format::{Basis, CodeFormat, HostParts, HostQuantMatrix, Scheme};
+use crate::format::{Basis, CodeFormat, CodeOrder, HostParts, HostQuantMatrix, Scheme};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Element, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
@@ -13,7 +13,8 @@ use crate::gpu::matrix::derived::Derived;
 
 /// A quantized `rows x cols` matrix on the device: `value[i, j] = code[i, j] * block_scale[i, block] * scale[group of (i, j)]`.
 ///
-/// Codes are row-major and packed (two E2M1 codes a byte, the even column in the low half), rows padded with zeros to the
+/// Codes are row-major and packed (two E2M1 codes a byte, the even column in the low half), unless [`QuantMatrix::repack`] put them into
+/// another [order](CodeOrder), rows padded with zeros to the
 /// scheme's row multiple ([`SchemeSpec::row_multiple`](crate::format::SchemeSpec::row_multiple)); FP32 scales and byte block
 /// scales lie in the order the GEMM reads ([`ScaleLayout`](crate::format::layout::ScaleLayout)). Codes, scales and scheme travel
 /// as this one value; the lengths were checked when it was built.
@@ -28,6 +29,7 @@ pub struct QuantMatrix {
     scales: DeviceBuffer,
     block_scales: DeviceBuffer,
     basis: Basis,
+    code_order: CodeOrder,
     pub(super) derived: Derived,
 }
 
@@ -72,7 +74,16 @@ impl QuantMatrix {
         handle.kernels().load_casts(handle.queue(), scheme)?;
         let lengths = part_bytes(scheme, rows, cols);
         let [codes, scales, block_scales] = DeviceBuffer::zeros_together(handle.queue(), lengths)?;
-        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis: Basis::Plain, derived: Derived::default() })
+        Ok(Self::of_published(scheme, [rows, cols], [codes, scales, block_scales]))
+    }
+
+    fn of_published(
+        scheme: Scheme,
+        [rows, cols]: [usize; 2],
+        [codes, scales, block_scales]: [DeviceBuffer; 3],
+    ) -> Self {
+        let (basis, code_order, derived) = (Basis::Plain, CodeOrder::Published, Derived::default());
+        Self { scheme, rows, cols, codes, scales, block_scales, basis, code_order, derived }
     }
 
     /// A matrix from its buffers, as [`QuantMatrix`] describes them; `None` where the scheme has none of a kind. Nothing is
@@ -97,7 +108,7 @@ impl QuantMatrix {
         check_parts(scheme, rows, cols, found)?;
         let scales = scales.map_or_else(|| codes.part(0..0), Ok)?;
         let block_scales = block_scales.map_or_else(|| codes.part(0..0), Ok)?;
-        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis: Basis::Plain, derived: Derived::default() })
+        Ok(Self::of_published(scheme, [rows, cols], [codes, scales, block_scales]))
     }
 
     /// Copies a host matrix to the device, byte for byte. Allocates.
@@ -113,7 +124,7 @@ impl QuantMatrix {
         Ok(matrix)
     }
 
-    /// Copies the matrix to the host, byte for byte. Waits for the handle's stream.
+    /// Copies the matrix to the host, byte for byte; repacked codes come in their published order. Waits for the handle's stream.
     ///
     /// # Errors
     /// [`Error::Driver`] if the copy fails; [`Error::Unsupported`] inside graph capture.
@@ -132,7 +143,8 @@ impl QuantMatrix {
             handle.read_into(from, &mut into)?;
             Ok(into)
         }
-        let codes = read(handle, &self.codes(), parts.codes)?;
+        let mut codes = read(handle, &self.codes(), parts.codes)?;
+        self.code_order.unpack(self.scheme, self.rows, self.cols, &mut codes)?;
         let scales = read(handle, &self.scales(), parts.scales)?;
         let block_scales = read(handle, &self.block_scales(), parts.block_scales)?;
         let parts = HostParts { codes, scales, block_scales, basis: self.basis };
@@ -169,7 +181,12 @@ impl QuantMatrix {
         self.cols
     }
 
-    /// The codes, row-major, padding rows included.
+    /// How the codes lie: as published, unless [`QuantMatrix::repack`] changed that.
+    pub fn code_order(&self) -> CodeOrder {
+        self.code_order
+    }
+
+    /// The codes as they lie ([`QuantMatrix::code_order`]): row-major, unless they are repacked, padding rows included.
     pub fn codes(&self) -> DeviceBytes<'_> {
         self.codes.view()
     }
@@ -191,12 +208,13 @@ impl QuantMatrix {
     /// other threads launch meanwhile may find some buffers written and others not.
     ///
     /// # Errors
-    /// What `write` returns; [`Error::Driver`] if a launch fails.
+    /// What `write` returns; [`Error::Unsupported`] for repacked codes; [`Error::Driver`] if a launch fails.
     pub fn write_parts<R>(
         &mut self,
         handle: &Handle,
         write: impl FnOnce(Parts<DeviceBytesMut<'_>>) -> Result<R>,
     ) -> Result<R> {
+        self.check_published("writing the buffers of a matrix")?;
         let written = catch_unwind(AssertUnwindSafe(|| write(self.parts())));
         // Also after an error or a panic: it may have written some of them.
         self.derive_again(handle)?;
@@ -212,6 +230,18 @@ impl QuantMatrix {
         }
     }
 
+    /// Refuses codes that are not as published.
+    pub(crate) fn check_published(&self, what: &str) -> Result<()> {
+        match self.code_order {
+            CodeOrder::Published => Ok(()),
+            CodeOrder::Repacked => Err(Error::unsupported(
+                format!("{what}: {} x {} {}, whose codes are repacked", self.rows, self.cols, self.scheme),
+                "it takes codes in their published order; products with plain or NVFP4 rows of A, dequantizing and copies to the host know the other",
+                "call QuantMatrix::repack with CodeOrder::Published before",
+            )),
+        }
+    }
+
     /// Whether a captured graph uses the matrix.
     pub(crate) fn used_by_graphs(&self) -> bool {
         [&self.codes, &self.scales, &self.block_scales].into_iter().any(DeviceBuffer::used_by_graphs)
@@ -222,8 +252,14 @@ impl QuantMatrix {
         [&self.codes, &self.scales, &self.block_scales].into_iter().any(DeviceBuffer::written_by_graphs)
     }
 
-    /// The addresses of codes, scales and block scales for work that reads them.
+    /// The addresses of codes, scales and block scales for work that reads them as published; an error for other orders.
     pub(crate) fn read<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<QuantSpans<'s>> {
+        self.check_published("this use of a matrix")?;
+        self.read_in_order(order)
+    }
+
+    /// The same for work that knows the [order](QuantMatrix::code_order) of codes.
+    pub(crate) fn read_in_order<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<QuantSpans<'s>> {
         let Self { codes, scales, block_scales, .. } = self;
         Ok(QuantSpans {
             codes: codes.read(order)?,
@@ -232,14 +268,24 @@ impl QuantMatrix {
         })
     }
 
-    /// The addresses for work that writes them.
+    /// The addresses for work that writes them, as published: an error for a matrix in another order, of which plans and graphs may know.
     pub(crate) fn write<'s, 'q: 's>(&'q mut self, order: &'s Order<'q>) -> Result<QuantSpans<'s>> {
+        self.check_published("writing a matrix")?;
         let Self { codes, scales, block_scales, .. } = self;
         Ok(QuantSpans {
             codes: codes.write(order)?,
             scales: scales.write(order)?,
             block_scales: block_scales.write(order)?,
         })
+    }
+
+    /// The codes for work that changes their order, which [`QuantMatrix::set_code_order`] then says.
+    pub(super) fn write_codes<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<Span<'s>> {
+        self.codes.write(order)
+    }
+
+    pub(super) fn set_code_order(&mut self, code_order: CodeOrder) {
+        self.code_order = code_order;
     }
 
     /// Some rows of it, in shared memory, to be read; nothing that is derived of the whole comes along. The first is at a multiple of 128. `None`: the scales of
@@ -262,7 +308,7 @@ impl QuantMatrix {
             let scales = part(&self.scales, before[1], scales)?;
             let block_scales = part(&self.block_scales, before[2], own[2])?;
             let part = Self::from_parts(scheme, rows.len(), cols, codes, Some(scales), Some(block_scales))?;
-            Ok(part.assume_basis(self.basis))
+            Ok(Self { basis: self.basis, code_order: self.code_order, ..part })
         };
         Some(made())
     }

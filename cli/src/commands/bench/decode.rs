@@ -233,6 +233,8 @@ fn describe(
         "chained",
         "with A quantized",
         "chained",
+        "us repacked",
+        "chained",
         "weights TB/s",
         "of the copy",
         "chained",
@@ -240,9 +242,10 @@ fn describe(
         "x best other",
         "best other",
     ];
-    let rows: Vec<[String; 15]> = times
+    let rows: Vec<[String; 17]> = times
         .iter()
         .map(|((m, (n, k), pair), time)| {
+            let repacked = |i: usize| time.repacked_us.map_or_else(String::new, |us| number(us[i]));
             let (by, us) = &time.ways[0];
             let rate = time.weight_bytes as f64 / us * 1e6;
             let other = time.ways[1..].iter().min_by(|a, b| a.1.total_cmp(&b.1));
@@ -256,6 +259,8 @@ fn describe(
                 number(time.chained_us[0]),
                 number(time.both_us),
                 number(time.chained_us[1]),
+                repacked(0),
+                repacked(1),
                 number(rate * 1e-12),
                 number(rate / copy),
                 number(rate / copy * us / time.chained_us[0]),
@@ -267,7 +272,8 @@ fn describe(
         .collect();
     text += &table(header, 0, &rows);
     text += "\nx: times faster, without quantization of A. Weights are cold; calls follow one another as in a captured graph, \
-             chained: in a scope of Handle::chain.\n\n";
+             chained: in a scope of Handle::chain; repacked: \
+             the planned product with QuantMatrix::repack.\n\n";
     text += "Linear layers of models, added up from the products above, with quantization of A (attention, norms, router and head not counted; \
              experts chosen evenly):\n\n";
     let header = ["model", "tokens at once", "A x B", "ms", "tokens/s", "chained", "bf16 tokens/s", "x bf16"];
@@ -308,7 +314,7 @@ fn record(
             let ways: Vec<Value> = time.ways.iter().map(|(way, us)| json!({"way": way, "us": us})).collect();
             json!({
                 "m": m, "n": n, "k": k, "pair": pair, "baseline_us": time.baseline_us, "both_us": time.both_us, "chained_us": time.chained_us,
-                "ways": ways,
+                "ways": ways, "repacked_us": time.repacked_us,
                 "weight_bytes": time.weight_bytes, "error_of_bound": time.error,
             })
         })
@@ -352,6 +358,7 @@ mod tests {
                 both_us: 1.0,
                 chained_us: [1.0; 2],
                 ways: Vec::new(),
+                repacked_us: None,
                 weight_bytes: 0,
                 error,
             })
@@ -386,6 +393,7 @@ mod tests {
                 both_us: us,
                 chained_us: [us; 2],
                 ways: Vec::new(),
+                repacked_us: None,
                 weight_bytes: 0,
                 error: 0.0,
             };

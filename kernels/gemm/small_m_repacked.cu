@@ -1,0 +1,24 @@
+// The same products as small_m_e2m1.cu with NVFP4 codes that are repacked (base/repacked.cuh): n a multiple of 8, k of 128. Sums have the same order.
+#include "gemm/small_m_tile.cuh"
+
+#define SMALL_M(block, PAIRS, PARTS, STAGES, FEW, MORE)                                                                          \
+    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                              \
+    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)                            \
+    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, f16, F16, 8, block, PAIRS, PARTS, STAGES, FEW)                                \
+    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, f16, F16, 16, block, PAIRS, PARTS, STAGES, MORE)
+
+// One step on its way is best in all blocks, and A is read when what was multiplied by it is no longer needed: fewer operations decode a step, and wait for the next one sooner
+// (H200, 2026-11, the record of repacked codes).
+// name, times 16 rows, warps, stages, blocks on a multiprocessor with at most 8 rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels, with `SmallMBlock::repacked_shared`.
+SMALL_M(four, 2, 4, 1, 6, 4)
+SMALL_M(eight, 2, 8, 1, 3, 2)
+SMALL_M(sixteen, 2, 16, 1, 1, 1)
+SMALL_M(narrow, 1, 16, 1, 2, 1)
+
+#define SMALL_M_TILES(...) EACH_REPACKED_WEIGHTS(SMALL_M_TILE_KERNEL, __VA_ARGS__)
+
+// columns, name, stages, blocks on a multiprocessor. Mirror of `SmallMBlock`, too.
+SMALL_M_TILES(16, tile, 3, 4)
+SMALL_M_TILES(32, tile, 3, 4)
+SMALL_M_TILES(48, tile, 3, 3)
+SMALL_M_TILES(64, tile, 3, 3)
