@@ -174,7 +174,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
             }
             const Second second = second_of(block_max(of_row, scratch[step % 2]), rule.six_e);
             if (threadIdx.x == 0) scales[row] = second.scale;
-            const bool compares = errors_compare(second, rule.six_e);
+            const bool compares = has_plain_second(second.amax);
             const auto write = [&](u32 b, Block<T>& held, float amax) {
                 Codes result = {{0, 0}, 0};
                 if (b < blocks) {

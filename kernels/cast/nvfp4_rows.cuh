@@ -46,8 +46,9 @@ __device__ __forceinline__ Codes quantize_block(Block<T>& data, float amax, cons
         return plain_block(data, amax, second);
     } else {
         constexpr bool MSE = KIND == KIND_MSE || KIND == KIND_STRICT_MSE;
-        Choice c = both_candidates<T, MSE>(data, amax, second);
-        if constexpr (KIND == KIND_STRICT_MAE || KIND == KIND_STRICT_MSE) {
+        constexpr bool STRICT = KIND == KIND_STRICT_MAE || KIND == KIND_STRICT_MSE;
+        Choice c = STRICT ? both_nearly<T, MSE>(data, amax, second) : both_candidates<T, MSE>(data, amax, second);
+        if constexpr (STRICT) {
             if (!compares) return other_block(data, second, rule);
             if (!decides_strictly<MSE>(c, amax, second)) strict_errors<T, MSE>(data, c, second, rule.six_e);
         }

@@ -2,9 +2,8 @@
 //
 // A block of 8 warps holds one tile. A warp holds 32 rows x 64 columns, a thread 8 rows x 8 columns:
 //     row    = 32 * (warp / 2) + 8 * (lane / 8) + 0..7         column = 64 * (warp % 2) + 8 * (lane % 8) + 0..7
-// so a load covers full 128-byte lines, a store of codes 64 consecutive bytes of a row, and a store of transposed
-// codes 32 consecutive bytes (one sector) of a column: no transposition through shared memory is needed, because the
-// conversion instruction packs two neighbouring rows of one column as readily as two neighbouring columns of one row.
+// so a load covers full 128-byte lines and a store of codes 64 consecutive bytes of a row. Transposed codes are made of neighbouring rows of a column, and go
+// through shared memory.
 #pragma once
 #include "base/codec.cuh"
 #include "base/layout.cuh"
@@ -57,7 +56,10 @@ template <class T> __device__ __forceinline__ void row_max(const Vec8<T> (&data)
 }
 
 // Raises row and column maxima; a block walks STRIP tiles along a row, so that its 128 rows meet memory once.
-constexpr u32 STRIP = 4;
+#ifndef STRIPX
+#define STRIPX 4
+#endif
+constexpr u32 STRIP = STRIPX;
 
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 rows, u32 cols, float* row_amax, float* col_amax) {
@@ -239,11 +241,10 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
         }
         __syncthreads();
     }
-    if (col >= cols) return;
 #pragma unroll
     for (int r = 0; r < 8; r++) forget(data[r]);
 
-    if (out.codes) {
+    if (out.codes && col < cols) {
         // 1x128 codes have their rows padded to a multiple of 4 with zeros: the data there are zeros.
         const u64 row_end = GROUP == PER_1X128 ? round_up4(rows) : rows;
         u8* to = out.codes + row * cols + col;
@@ -256,22 +257,32 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
             to += cols;
         }
     }
+    if (!out.codes_t) return;
+    // Through shared memory, so that the 128 codes of a column are written as one line: 16 units of eight codes for each of 128 columns, in pairs, the place of a
+    // pair turned by the thread's columns, so that no bank is met twice.
+    __shared__ __align__(16) uint2 exchange[128 * 16];
+#pragma unroll
+    for (int r = 0; r < 8; r++) forget(data[r]);
+#pragma unroll
+    for (int c = 0; c < 8; c++) {
+        float e = encode;
+        if constexpr (LINES) e = col_encode[p.col + c];
+        float v[8];
+#pragma unroll
+        for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), e);
+        exchange[(p.col + c) * 16 + (p.row / 8 ^ threadIdx.x % 8 * 2)] = encode8<FORMAT>(v);
+    }
+    __syncthreads();
     // What contracts over the rows asks for a multiple of 16 of them: the data beyond the matrix are zeros, and so are their codes.
-    const u64 pitch_t = round_up16(rows);
-    if (out.codes_t && row < pitch_t) {
-        u8* to = out.codes_t + col * pitch_t + row;
+    const u64 pitch_t = round_up16(rows), row_t = (u64)tile_row * 128 + threadIdx.x % 8 * 16;
+    if (row_t >= pitch_t) return;
+    u32 column = threadIdx.x / 8;
+    u8* to = out.codes_t + ((u64)tile_col * 128 + column) * pitch_t + row_t;
 #pragma unroll
-        for (int r = 0; r < 8; r++) forget(data[r]);
-#pragma unroll
-        for (int c = 0; c < 8; c++) {
-            float e = encode;
-            if constexpr (LINES) e = col_encode[p.col + c];
-            float v[8];
-#pragma unroll
-            for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), e);
-            *(uint2*)to = encode8<FORMAT>(v);
-            to += pitch_t;
-        }
+    for (int i = 0; i < 4; i++) {
+        if (tile_col * 128 + column < cols) *(uint4*)to = *(const uint4*)(exchange + column * 16 + (threadIdx.x % 8 ^ column / 8 % 8) * 2);
+        column += 32;
+        to += 32 * pitch_t;
     }
 }
 
