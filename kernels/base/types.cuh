@@ -80,25 +80,6 @@ template <class T> __device__ __forceinline__ void load8_if(bool wanted, Vec8<T>
                      : "l"((const char*)p + 16 * i), "r"((u32)wanted));
 }
 
-// One, two or four words of an input, zeros where they are not `wanted`: no branch, and what was said of `load_stream`.
-__device__ __forceinline__ u32 load_if(bool wanted, const u32* p) {
-    u32 v = 0;
-    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %2, 0; @wanted ld.global.u32 %0, [%1];}" : "+r"(v) : "l"(p), "r"((u32)wanted));
-    return v;
-}
-__device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p) {
-    uint2 v = {0, 0};
-    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %3, 0; @wanted ld.global.v2.u32 {%0, %1}, [%2];}"
-                 : "+r"(v.x), "+r"(v.y) : "l"(p), "r"((u32)wanted));
-    return v;
-}
-__device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p) {
-    uint4 v = {0, 0, 0, 0};
-    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
-                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"((u32)wanted));
-    return v;
-}
-
 // Not `*p`: where a kernel declares its input `const` and `__restrict__`, that is an `ld.global.nc`.
 __device__ __forceinline__ u32 load_word(const u32* p) {
     u32 v;

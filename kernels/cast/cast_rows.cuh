@@ -156,7 +156,7 @@ template <class S, class SHAPE> struct Held {
                 if (SHAPE::WHOLE) store_scale_of_line<SHAPE::FLAT>(out, row(v), column(v) >> SHIFT, s.scale);
                 else store_scale(out.grid, out.scales, row(v), column(v) >> SHIFT, s.scale);
             });
-            if constexpr (FORMAT == E2M1 && has_steps<S>) {
+            if constexpr (FORMAT == E2M1 && SHIFT >= 5 && has_steps<S>) {
                 // Where all of a group has one scale in the source, too.
                 if (out.part == BOTH && of_shift >= SHIFT && write_by_thresholds<Of>(out, own, clean)) return;
             }
@@ -199,9 +199,10 @@ template <class S, class SHAPE> struct Held {
         OF::spread(low, lows);
         OF::spread(high, highs);
         u8* codes = once(out.codes + shape.first / 2);
+        const u32 one = blockDim.x / 128;
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
-            const Steps steps({lows[v], highs[v]});
+            const Steps steps({lows[v], highs[v]}, one);
             const auto& of = data[v].codes;
             const uint2 piece = {e2m1_by_thresholds(of[0], of[1], steps), e2m1_by_thresholds(of[2], of[3], steps)};
             if (inside(v)) store_piece(codes + shape.right(v) / 2, piece);

@@ -38,6 +38,25 @@ template <class S> __device__ __forceinline__ int source_row(const CastSource& s
     return at;
 }
 
+// One, two or four words of an input, zeros where they are not `wanted`: no branch, and what was said of `load_stream`.
+__device__ __forceinline__ u32 load_if(bool wanted, const u32* p) {
+    u32 v = 0;
+    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %2, 0; @wanted ld.global.u32 %0, [%1];}" : "+r"(v) : "l"(p), "r"((u32)wanted));
+    return v;
+}
+__device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p) {
+    uint2 v = {0, 0};
+    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %3, 0; @wanted ld.global.v2.u32 {%0, %1}, [%2];}"
+                 : "+r"(v.x), "+r"(v.y) : "l"(p), "r"((u32)wanted));
+    return v;
+}
+__device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p) {
+    uint4 v = {0, 0, 0, 0};
+    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"((u32)wanted));
+    return v;
+}
+
 // What a cast reads, eight neighbours of a row at a time. `at` is a place; `down` moves it so many rows down, within sixteen rows that begin at a
 // multiple of sixteen; `here` makes it one for rows below each other, which moves for less. `load` asks for the eight `offset` columns to the right, without a branch that the next load would wait for; `open` follows
 // when BATCH rows of a tile were asked for, and then `value` gives the numbers. `first`: this element is opened for the first time. The

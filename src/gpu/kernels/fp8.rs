@@ -17,7 +17,7 @@ use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
 /// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/cast/tile.cuh`.
-const STRIP: usize = 4;
+const STRIP: usize = 2;
 
 /// Elements that a thread of `quantize_fp8_tensor_in_*` takes at the most, its threads in a block, and the blocks of its cluster, as
 /// `kernels/cast/fp8_tensor_once.cu` has them. Of a grid there is a block for each multiprocessor at the most, half of what always fits: a
