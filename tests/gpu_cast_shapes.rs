@@ -14,8 +14,8 @@ use ndarray::Array2;
 use producers::*;
 use scaled_gemm::reference::{self, Swiglu};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Handle, HostCastMatrix, MatMut, MatRef,
-    SwigluGradientsInto, SwigluSource, VecRef,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Handle, HostCastMatrix, MatMut,
+    MatRef, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 const SHAPES: [(usize, usize); 7] = [(0, 64), (1, 64), (1, 18944), (127, 576), (129, 18944), (4001, 64), (4001, 7168)];
@@ -70,7 +70,9 @@ fn every_code_below_every_largest() {
     for from in [CastGroup::Group1x128, CastGroup::Group1x32, CastGroup::Group1x64] {
         let from = scheme(CodeFormat::E4M3, from);
         let [_, groups] = from.group().grid(rows, cols);
-        let of_groups = (0..rows * groups).map(|i| scales[(i / groups / 126 + i % groups % 2 * (i / groups % 2)) % scales.len()]).collect();
+        let of_groups = (0..rows * groups)
+            .map(|i| scales[(i / groups / 126 + i % groups % 2 * (i / groups % 2)) % scales.len()])
+            .collect();
         let q = HostCastMatrix::from_logical(from, rows, cols, codes.clone(), of_groups).unwrap();
         let there = CastMatrix::from_host(&handle, &q).unwrap();
         for to in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128] {

@@ -61,11 +61,6 @@ __device__ __forceinline__ void quantize_tensor_once(const T* x, u32 vectors, co
     __shared__ float parts[CLUSTER];
     const u32 first = blockIdx.x * HELD * blockDim.x + threadIdx.x;
     if (IN_CLUSTER) begin_in_cluster();
-#pragma unroll
-    for (int v = 0; v < HELD; v++) {
-        const u32 at = first + v * blockDim.x;
-        if (at < vectors) prefetch(x + (u64)at * 8, 8 * sizeof(T));
-    }
     begin();
     u32 call = 0;
     if (!IN_CLUSTER) asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(call) : "l"(&place->calls) : "memory");

@@ -124,9 +124,9 @@ __device__ __forceinline__ void four_over_six_scales(float amax, const Second& s
 }
 
 // The same for amax in range, where the cast's saturation does what the minimum does.
-__device__ __forceinline__ void scales_in_range(float amax, const Second& second, u32& s4, u32& s6) {
+__device__ __forceinline__ u32 scales_in_range(float amax, const Second& second) {
     const float base = __fmul_rn(divide(amax, 6.0f, 0.16666667f), second.encode);
-    ue4m3_pair(__fmul_rn(base, 1.5f), base, s4, s6);
+    return encode_pair<E4M3>(__fmul_rn(base, 1.5f), base) & 0xFFFF;
 }
 
 // ---- E2M1 ----
@@ -424,7 +424,9 @@ __device__ __forceinline__ Codes stochastic_block(Block<T>& b, float amax, const
 struct Choice {
     u32 w4[4], w6[4];
     float e4, e6;
-    u32 s4, s6;
+    u32 scales;  // E4M3 codes: of the candidate by 4 in the lower byte, in the upper one of that by 6
+    __device__ __forceinline__ u32 s4() const { return scales & 0xFF; }
+    __device__ __forceinline__ u32 s6() const { return scales >> 8; }
 };
 
 // The errors of both candidates' values of one element.
@@ -437,8 +439,8 @@ struct Errors {
 template <class T, class ERRORS>
 __device__ __forceinline__ Choice candidates_by(Block<T>& b, float amax, const Second& second, const ERRORS& errors) {
     Choice c;
-    scales_in_range(amax, second, c.s4, c.s6);
-    const float v4 = ue4m3_value(c.s4), v6 = ue4m3_value(c.s6);
+    c.scales = scales_in_range(amax, second);
+    const float v4 = ue4m3_value(c.s4()), v6 = ue4m3_value(c.s6());
     const float m4 = __fmul_rn(reciprocal(__fmul_rn(v4, second.dec)), CODE_UNIT);
     const float m6 = __fmul_rn(reciprocal(__fmul_rn(v6, second.dec)), CODE_UNIT);
     const float t4 = __fmul_rn(v4, 16384.0f), t6 = __fmul_rn(v6, 16384.0f);
@@ -476,10 +478,29 @@ template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(B
 
 // The same with errors that are only near: of the products, then times the block scale, which is a multiplication less for each element.
 template <class T, bool MSE> __device__ __forceinline__ Choice both_nearly(Block<T>& b, float amax, const Second& second) {
-    Choice c = candidates_by(b, amax, second, [&](float q4, float q6, float y4, float y6, float, float, float) {
-        return Errors{error_of<MSE>(__fsub_rn(q4, y4)), error_of<MSE>(__fsub_rn(q6, y6))};
-    });
-    const float t4 = __fmul_rn(ue4m3_value(c.s4), 16384.0f), t6 = __fmul_rn(ue4m3_value(c.s6), 16384.0f);
+    Choice c;
+    c.scales = scales_in_range(amax, second);
+    forget(b);
+    // One after the other of four elements: registers are what these kernels want.
+    const auto candidate = [&](u32 scale, u32 (&w)[4], float& error, int k) {
+        const float m = __fmul_rn(reciprocal(__fmul_rn(ue4m3_value(scale), second.dec)), CODE_UNIT);
+        float q[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float y = __fmul_rn(fabsf(element(b, 4 * k + i)), m);
+            q[i] = round_scaled(y);
+            error = __fadd_rn(error, error_of<MSE>(__fsub_rn(q[i], y)));
+        }
+        w[k] = bytes4(q);
+    };
+    c.e4 = c.e6 = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        candidate(c.s4(), c.w4, c.e4, k);
+        candidate(c.s6(), c.w6, c.e6, k);
+    }
+    asm volatile("" : "+r"(c.scales));  // read again, not kept from above
+    const float t4 = __fmul_rn(ue4m3_value(c.s4()), 16384.0f), t6 = __fmul_rn(ue4m3_value(c.s6()), 16384.0f);
     c.e4 = __fmul_rn(c.e4, MSE ? __fmul_rn(t4, t4) : t4);
     c.e6 = __fmul_rn(c.e6, MSE ? __fmul_rn(t6, t6) : t6);
     return c;
@@ -488,7 +509,7 @@ template <class T, bool MSE> __device__ __forceinline__ Choice both_nearly(Block
 // The strict errors of both candidates, in place of the fast ones: by the formulas, in order.
 template <class T, bool MSE>
 __device__ __forceinline__ void strict_errors(const Block<T>& b, Choice& c, const Second& second, float six_e) {
-    const float t4 = __fmul_rn(ue4m3_value(c.s4), 16384.0f), t6 = __fmul_rn(ue4m3_value(c.s6), 16384.0f);
+    const float t4 = __fmul_rn(ue4m3_value(c.s4()), 16384.0f), t6 = __fmul_rn(ue4m3_value(c.s6()), 16384.0f);
     const float inverse = reciprocal(six_e);
     c.e4 = c.e6 = 0.0f;
 #pragma unroll
@@ -517,7 +538,7 @@ template <bool MSE> __device__ __forceinline__ bool decides_strictly(const Choic
     float doubt = x * 3.0517578125e-5f + sum * 7.62939453125e-6f;
     if constexpr (MSE) doubt = x * 7.62939453125e-6f * (sqrtf(c.e4) + sqrtf(c.e6)) + x * x * 2.910383e-11f + sum * 7.62939453125e-6f;
     // Equal scales give equal candidates: a tie whatever the units.
-    if (c.s4 == c.s6) return true;
+    if (c.s4() == c.s6()) return true;
     if (MSE && !(amax > 1e-14f && amax < 1e17f)) return false;
     return fabsf(c.e4 - c.e6) > doubt;
 }

@@ -34,7 +34,7 @@ template <class T> __device__ __forceinline__ Codes chosen(Choice& c, const Bloc
     const bool four = c.e4 < c.e6;
 #pragma unroll
     for (int k = 0; k < 4; k++) c.w6[k] = four ? c.w4[k] : c.w6[k];
-    return {pack(c.w6, data), four ? c.s4 : c.s6};
+    return {pack(c.w6, data), four ? c.s4() : c.s6()};
 }
 
 // amax: `amax_or_nan` of the block.

@@ -48,7 +48,7 @@ __device__ __forceinline__ Candidates candidates(Block<T>& b, float amax, bool s
         }
         return rule.mse ? Errors{error_of<true>(d4), error_of<true>(d6)} : Errors{error_of<false>(d4), error_of<false>(d6)};
     });
-    return {pack(c.w4, b), pack(c.w6, b), c.e4, c.e6, c.s4, c.s6};
+    return {pack(c.w4, b), pack(c.w6, b), c.e4, c.e6, c.s4(), c.s6()};
 }
 
 // Sum over 16 neighbouring lanes by the fixed tree: e[i] + e[i + 8], then 4, 2, 1. Addition commutes, so that a butterfly

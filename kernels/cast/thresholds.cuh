@@ -75,13 +75,6 @@ struct Places {
     }
 };
 
-#ifdef HI
-template <int N> __device__ __forceinline__ u32 down(u32 x) { return __umulhi(x, 1u << (32 - N)); }
-template <int N> __device__ __forceinline__ u32 downs(u32 x) { u32 r; asm("mul.hi.u32 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(1u << (32 - N))); return r; }
-#else
-template <int N> __device__ __forceinline__ u32 down(u32 x) { return x >> N; }
-#endif
-
 // Eight codes, element 0 in the lowest four bits, of eight.
 __device__ __forceinline__ u32 e2m1_by_thresholds(u32 first, u32 second, const Steps& t) {
     // Every other code, for lower and upper halves of bytes.
@@ -89,9 +82,9 @@ __device__ __forceinline__ u32 e2m1_by_thresholds(u32 first, u32 second, const S
     const Places low(even, t), high(odd, t);
     u32 codes = choose(0x80808080u, odd, high.fours);
     codes = choose(0xC0C0C0C0u, codes, high.twos);
-    codes = choose(0xE0E0E0E0u, codes, down<3>(high.ones));
-    codes = choose(0xF0F0F0F0u, codes, down<4>(even));
+    codes = choose(0xE0E0E0E0u, codes, high.ones >> 3);
+    codes = choose(0xF0F0F0F0u, codes, even >> 4);
     codes = choose(0xF8F8F8F8u, codes, low.fours);
     codes = choose(0xFCFCFCFCu, codes, low.twos);
-    return choose(0xFEFEFEFEu, codes, down<7>(low.ones));
+    return choose(0xFEFEFEFEu, codes, low.ones >> 7);
 }

@@ -24,14 +24,30 @@ __device__ __forceinline__ Place place() {
     return {32 * (warp / 2) + 8 * (lane / 8), 64 * (warp % 2) + 8 * (lane % 8)};
 }
 
+// Eight elements that nobody reads again soon: the L2 cache need not keep them.
+template <bool ALIGNED, class T> __device__ __forceinline__ Vec8<T> load_passing(const T* p) {
+    if constexpr (!ALIGNED) {
+        return load<ALIGNED>(p);
+    } else {
+        Vec8<T> v;
+#pragma unroll
+        for (u32 i = 0; i < sizeof(T) / 2; i++)
+            asm volatile("{.reg .b64 first; createpolicy.fractional.L2::evict_first.b64 first, 1.0; ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], first;}"
+                         : "=r"(v.q[i].x), "=r"(v.q[i].y), "=r"(v.q[i].z), "=r"(v.q[i].w) : "l"((const char*)p + 16 * i));
+        return v;
+    }
+}
+
 // The thread's 8 x 8 elements; zeros outside the matrix.
-template <bool ALIGNED, class T>
+template <bool ALIGNED, bool PASSING = false, class T>
 __device__ __forceinline__ void load_tile(Vec8<T> (&data)[8], const T* x, u64 x_stride, u64 row, u64 col, u32 rows, u32 cols) {
     const T* in = x + row * x_stride + col;
     const bool inside = col < cols;  // cols is a multiple of 16
 #pragma unroll
     for (int r = 0; r < 8; r++) {
-        data[r] = inside && row + r < rows ? load<ALIGNED>(in) : zero8<T>();
+        if (!(inside && row + r < rows)) data[r] = zero8<T>();
+        else if constexpr (PASSING) data[r] = load_passing<ALIGNED>(in);
+        else data[r] = load<ALIGNED>(in);
         in += x_stride;
     }
 }
@@ -59,6 +75,14 @@ template <class T> __device__ __forceinline__ void row_max(const Vec8<T> (&data)
 // whose blocks were 3.4 for each of them: 16.7 us for 15.9 (observed: H200, 2026-11).
 constexpr u32 STRIP = 2;
 
+// Bytes at the end of the matrix that the L2 cache is to keep: the next pass begins there (`backwards`), and what lies before makes room first. Half of the cache
+// of an H200, which for other GPUs was not measured.
+#if __CUDA_ARCH__ == 900
+constexpr u64 KEPT_BYTES = 24 << 20;
+#else
+constexpr u64 KEPT_BYTES = ~0ull;
+#endif
+
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 rows, u32 cols, float* row_amax, float* col_amax) {
     __shared__ float by_row[256];     // [2 column halves][128]
@@ -67,12 +91,14 @@ __device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 ro
     const Place p = place();
     const u64 row = (u64)(blockIdx.x / strips) * 128 + p.row;
     const u32 lane = threadIdx.x % 32, i = threadIdx.x % 128;
+    const bool passing = (rows - row / 128 * 128) * cols * sizeof(T) > KEPT_BYTES;
     float row_so_far[8] = {};
     for (u32 tile = 0; tile < STRIP; tile++) {
         const u64 first = ((u64)(blockIdx.x % strips) * STRIP + tile) * 128;
         if (first >= cols) break;
         Vec8<T> data[8];
-        load_tile<ALIGNED>(data, x, x_stride, row, first + p.col, rows, cols);
+        if (passing) load_tile<ALIGNED, true>(data, x, x_stride, row, first + p.col, rows, cols);
+        else load_tile<ALIGNED>(data, x, x_stride, row, first + p.col, rows, cols);
         if (row_amax) {
 #pragma unroll
             for (int r = 0; r < 8; r++) row_so_far[r] = amax8(data[r], row_so_far[r]);

@@ -189,7 +189,10 @@ impl CastKernels {
     fn of_channels(&self, from: &CastFrom<'_>, to: &CastTo<'_>) -> Result<Kernel> {
         match from.values {
             CastValues::Coded { scheme, .. }
-                if !is_channel(scheme) && scheme.scales() != CastScales::Ue8m0 && from.index.is_none() && !to.scheme.is_transposed() =>
+                if !is_channel(scheme)
+                    && scheme.scales() != CastScales::Ue8m0
+                    && from.index.is_none()
+                    && !to.scheme.is_transposed() =>
             {
                 Ok(self.channel_wide[usize::from(scheme.format() == CodeFormat::E2M1)])
             }
@@ -327,7 +330,10 @@ impl Kernels {
                     _ if is_channel(to.scheme) => family.of_channels(from, to)?,
                     _ => choose(&family.tile, |f| &f.tile)?,
                 };
-                Some((kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(128), 1), THREADS)))
+                // Of plain matrices blocks per channel have 64 columns (kernels/cast/cast_tile.cuh).
+                let half = is_channel(to.scheme) && matches!(from.values, CastValues::Plain { .. });
+                let (width, threads) = if half { (64, THREADS / 2) } else { (128, THREADS) };
+                Some((kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(width), 1), threads)))
             }
         };
         if let Some((_, blocks)) = launch {
