@@ -62,6 +62,12 @@ def function(module, name):
     return None if driver.cuModuleGetFunction(ctypes.byref(found), module, name.encode()) else found
 
 
+def most_threads(kernel):
+    number = ctypes.c_int()
+    check(driver.cuFuncGetAttribute(ctypes.byref(number), 0, kernel), "attribute")
+    return number.value
+
+
 def launch(kernel, grid, threads, arguments):
     attribute = Attribute(id=LAUNCH_OVERLAP)
     attribute.value[0] = 1
@@ -218,6 +224,8 @@ class Bench:
             if not chosen:
                 continue
             kernel, grid, threads, is_flat = chosen
+            if threads > most_threads(kernel):  # blocks per channel of 64 columns
+                grid, threads = (-(-rows // 128) * -(-cols // 64), 1, 1), threads // 2
             r, c, g = (1, n, (1, grid_rows * grid_cols)) if is_flat else (rows, cols, (grid_rows, grid_cols))
 
             def call(i, kernel=kernel, grid=grid, threads=threads, r=r, c=c, g=g, is_flat=is_flat):

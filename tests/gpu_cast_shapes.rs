@@ -64,7 +64,7 @@ fn every_code_below_every_largest() {
     let code = |row: usize, col: usize, noise: u64| {
         let (largest, group, at) = (1 + row % 126, col / 32, col % 32);
         let magnitude = if at == group % 32 { largest } else { (31 * group + at) % (largest + 1) };
-        magnitude as u8 | if noise % 2 == 0 { 0 } else { 0x80 }
+        magnitude as u8 | if noise.is_multiple_of(2) { 0 } else { 0x80 }
     };
     let codes: Vec<u8> = (0..rows * cols).map(|i| code(i / cols, i % cols, rng.bits())).collect();
     for from in [CastGroup::Group1x128, CastGroup::Group1x32, CastGroup::Group1x64] {

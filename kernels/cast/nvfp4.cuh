@@ -478,28 +478,10 @@ template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(B
 
 // The same with errors that are only near: of the products, then times the block scale, which is a multiplication less for each element.
 template <class T, bool MSE> __device__ __forceinline__ Choice both_nearly(Block<T>& b, float amax, const Second& second) {
-    Choice c;
-    c.scales = scales_in_range(amax, second);
-    forget(b);
-    // One after the other of four elements: registers are what these kernels want.
-    const auto candidate = [&](u32 scale, u32 (&w)[4], float& error, int k) {
-        const float m = __fmul_rn(reciprocal(__fmul_rn(ue4m3_value(scale), second.dec)), CODE_UNIT);
-        float q[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float y = __fmul_rn(fabsf(element(b, 4 * k + i)), m);
-            q[i] = round_scaled(y);
-            error = __fadd_rn(error, error_of<MSE>(__fsub_rn(q[i], y)));
-        }
-        w[k] = bytes4(q);
-    };
-    c.e4 = c.e6 = 0.0f;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        candidate(c.s4(), c.w4, c.e4, k);
-        candidate(c.s6(), c.w6, c.e6, k);
-    }
-    asm volatile("" : "+r"(c.scales));  // read again, not kept from above
+    Choice c = candidates_by(b, amax, second, [&](float q4, float q6, float y4, float y6, float, float, float) {
+        return Errors{error_of<MSE>(__fsub_rn(q4, y4)), error_of<MSE>(__fsub_rn(q6, y6))};
+    });
+    asm volatile("" : "+r"(c.scales));  // read again: kept from above they would spill a register
     const float t4 = __fmul_rn(ue4m3_value(c.s4()), 16384.0f), t6 = __fmul_rn(ue4m3_value(c.s6()), 16384.0f);
     c.e4 = __fmul_rn(c.e4, MSE ? __fmul_rn(t4, t4) : t4);
     c.e6 = __fmul_rn(c.e6, MSE ? __fmul_rn(t6, t6) : t6);
