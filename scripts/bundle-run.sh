@@ -68,7 +68,7 @@ case $what in
     bench) run_benches "$@" ;;
     exhaustive) SCALED_GEMM_EXHAUSTIVE=1 run_tests -- gpu_e2m1 ;;
     nvrtc)
-        [ $# -gt 0 ] || set -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked
+        [ $# -gt 0 ] || set -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked
         SCALED_GEMM_KERNELS=nvrtc run_tests -- "$@" ;;
     sanitize)
         # memcheck must be clean for every kernel. The other tools know nothing of the barriers in cuBLASLt's kernels and
@@ -154,7 +154,7 @@ case $what in
             done
         done ;;
     where) echo "$here" ;;
-    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked; run_benches ;;
+    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked; run_benches ;;
     *) echo "usage: run.sh test | bench | exhaustive | sanitize | nvrtc | all | where" >&2; exit 2 ;;
 esac
 exit $failed

@@ -14,8 +14,8 @@ use ndarray::Array2;
 use producers::*;
 use scaled_gemm::reference::{self, Swiglu};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Handle, MatMut, MatRef,
-    SwigluGradientsInto, SwigluSource, VecRef,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Handle, HostCastMatrix, MatMut,
+    MatRef, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 const SHAPES: [(usize, usize); 7] = [(0, 64), (1, 64), (1, 18944), (127, 576), (129, 18944), (4001, 64), (4001, 7168)];
@@ -48,6 +48,40 @@ fn codes_to_codes() {
                 let mut got = poisoned_cast(&handle, to.scheme(), rows, cols);
                 handle.cast_into(&there, to, &mut got).unwrap();
                 assert_cast(&handle, &got, &want, &format!("{rows} x {cols} of {from:?} to {to:?}"));
+            }
+        }
+    }
+}
+
+/// E4M3 codes to E2M1 in groups of 32 columns and more, which are found by thresholds (`kernels/cast/thresholds.cuh`): below each largest code of a group all that are
+/// smaller, under scales of which many make ties, and such as thresholds do not serve; least amax that count, and powers of two as well.
+#[test]
+fn every_code_below_every_largest() {
+    let Some(handle) = handle() else { return };
+    let (rows, cols) = (126 * 12 + 37, 640);
+    let scales = [1.0, 0.25, 1.0 / 3.0, 0.7, 1.1e-30, 9e-31, 2f32.powi(-140), 0.0, 9e29, 1.1e30, 3e35, 3.1e-5];
+    let mut rng = Noise::new(925);
+    let code = |row: usize, col: usize, noise: u64| {
+        let (largest, group, at) = (1 + row % 126, col / 32, col % 32);
+        let magnitude = if at == group % 32 { largest } else { (31 * group + at) % (largest + 1) };
+        magnitude as u8 | if noise.is_multiple_of(2) { 0 } else { 0x80 }
+    };
+    let codes: Vec<u8> = (0..rows * cols).map(|i| code(i / cols, i % cols, rng.bits())).collect();
+    for from in [CastGroup::Group1x128, CastGroup::Group1x32, CastGroup::Group1x64] {
+        let from = scheme(CodeFormat::E4M3, from);
+        let [_, groups] = from.group().grid(rows, cols);
+        let of_groups = (0..rows * groups)
+            .map(|i| scales[(i / groups / 126 + i % groups % 2 * (i / groups % 2)) % scales.len()])
+            .collect();
+        let q = HostCastMatrix::from_logical(from, rows, cols, codes.clone(), of_groups).unwrap();
+        let there = CastMatrix::from_host(&handle, &q).unwrap();
+        for to in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128] {
+            let exact = CastRecipe::new(scheme(CodeFormat::E2M1, to));
+            for recipe in [exact, exact.power_of_two(), exact.with_floor(30.0).unwrap()] {
+                let want = reference::cast(&(&q).into(), recipe).unwrap();
+                let mut got = poisoned_cast(&handle, recipe.scheme(), rows, cols);
+                handle.cast_into(&there, recipe, &mut got).unwrap();
+                assert_cast(&handle, &got, &want, &format!("{from} to {recipe:?}"));
             }
         }
     }

@@ -48,10 +48,10 @@ CAST_WIDE(bf16, Bf16)
 CAST_WIDE(f16, F16)
 
 // Codes of a matrix without gaps.
-CAST_GROUPS(flat_e4m3_e4m3, (Sixteen<E4M3>), FlatTwo, E4M3, 128, CODED_BLOCKS)
-CAST_GROUPS(flat_e2m1_e4m3, (Sixteen<E4M3>), FlatFour, E2M1, 128, CODED_BLOCKS)
-CAST_GROUPS(flat_e4m3_e2m1, (Sixteen<E2M1>), FlatFour, E4M3, 128, CODED_BLOCKS)
-CAST_GROUPS(flat_e2m1_e2m1, (Sixteen<E2M1>), FlatFour, E2M1, 128, CODED_BLOCKS)
+CAST_GROUPS(flat_e4m3_e4m3, (Sixteen<E4M3, true>), FlatTwo, E4M3, 128, CODED_BLOCKS)
+CAST_GROUPS(flat_e2m1_e4m3, (Sixteen<E4M3, true>), FlatFour, E2M1, 128, CODED_BLOCKS)
+CAST_GROUPS(flat_e4m3_e2m1, (Sixteen<E2M1, true>), FlatFour, E4M3, 128, CODED_BLOCKS)
+CAST_GROUPS(flat_e2m1_e2m1, (Sixteen<E2M1, true>), FlatFour, E2M1, 128, CODED_BLOCKS)
 
 FOR_EACH_SOURCE(CAST_GROUPS_FEW)
 FOR_EACH_CHANNEL(CAST_GROUPS_FEW)

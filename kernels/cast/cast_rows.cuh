@@ -13,10 +13,14 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
     static constexpr int OWN = COUNT > LANES ? COUNT / LANES : 1;  // groups that one lane makes the factors of
     static constexpr int TWINS = COUNT > LANES ? 1 : LANES / COUNT;  // lanes that make the same
 
-    // Factors of all vectors, made by one lane for each group, of which `keep(v, both)` gets it and the scale, v being the group's first vector.
+    static __device__ __forceinline__ u32 own_lane() { return threadIdx.x % 32 % LANES; }
+    // The first vector of a lane's i-th own group.
+    static __device__ __forceinline__ u32 own_vector(int i) { return (own_lane() / TWINS * OWN + i) * STEP; }
+
+    // Factors of a lane's own groups, of each of which one lane gives it and the scale to `keep(v, both)`, v being the group's first vector.
     // RULE: one that `cast_scale` knows.
     template <u32 FORMAT, class RULE, class KEEP>
-    static __device__ __forceinline__ void factors(const typename M::Type (&of_vectors)[VECTORS], const RULE& rule, float (&encode)[VECTORS], KEEP keep) {
+    static __device__ __forceinline__ void own_factors(const typename M::Type (&of_vectors)[VECTORS], const RULE& rule, float (&factor)[OWN], KEEP keep) {
         typename M::Type m[COUNT];
 #pragma unroll
         for (int g = 0; g < COUNT; g++) {
@@ -25,20 +29,31 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
             for (int v = 1; v < STEP; v++) m[g] = M::larger(m[g], of_vectors[g * STEP + v]);
         }
         exchange<COUNT, LANES / 2>(m, M::larger);
-        const u32 lane = threadIdx.x % 32, own = lane % LANES;
-        float factor[OWN];
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             const GroupScale s = cast_scale<FORMAT>(rule, M::amax(m[i]));
-            if (own % TWINS == 0) keep((own / TWINS * OWN + i) * STEP, s);
+            if (own_lane() % TWINS == 0) keep(own_vector(i), s);
             factor[i] = s.encode;
         }
+    }
+
+    // What lanes have of their own groups, given to all vectors of these.
+    template <class T> static __device__ __forceinline__ void spread(const T (&own)[OWN], T (&of_vectors)[VECTORS]) {
+        const u32 lane = threadIdx.x % 32;
 #pragma unroll
         for (int g = 0; g < COUNT; g++) {
-            const float of_group = __shfl_sync(0xFFFFFFFFu, factor[g % OWN], lane - own + g / OWN * TWINS);
+            const T of_group = __shfl_sync(0xFFFFFFFFu, own[g % OWN], lane - own_lane() + g / OWN * TWINS);
 #pragma unroll
-            for (int v = 0; v < STEP; v++) encode[g * STEP + v] = of_group;
+            for (int v = 0; v < STEP; v++) of_vectors[g * STEP + v] = of_group;
         }
+    }
+
+    // Both steps: factors of all vectors.
+    template <u32 FORMAT, class RULE, class KEEP>
+    static __device__ __forceinline__ void factors(const typename M::Type (&of_vectors)[VECTORS], const RULE& rule, float (&encode)[VECTORS], KEEP keep) {
+        float factor[OWN];
+        own_factors<FORMAT>(of_vectors, rule, factor, keep);
+        spread(factor, encode);
     }
 };
 
@@ -51,9 +66,10 @@ constexpr bool TUNED = true;
 constexpr bool TUNED = false;
 #endif
 
-// The scale of a group of a line.
-__device__ __forceinline__ void store_scale_of_line(const CastOut& out, u64 row, u64 col, float scale) {
-    if (TUNED && out.grid.order == ROW_MAJOR) ((float*)out.scales)[row * out.grid.cols + col] = scale;
+// The scale of a group of a line. FLAT: it is one of many rows, whose scales are FP32 numbers by rows.
+template <bool FLAT = false> __device__ __forceinline__ void store_scale_of_line(const CastOut& out, u64 row, u64 col, float scale) {
+    if (FLAT) ((float*)out.scales)[col] = scale;
+    else if (TUNED && out.grid.order == ROW_MAJOR) ((float*)out.scales)[row * out.grid.cols + col] = scale;
     else store_scale(out.grid, out.scales, row, col, scale);
 }
 
@@ -72,6 +88,7 @@ template <class S, class SHAPE> struct Held {
     static constexpr int VECTORS = SHAPE::VECTORS;
     SHAPE shape;
     u32 rows, cols;
+    u32 of_shift;  // log2 of the columns of a group of the source
     int from[SHAPE::ROWS];
     typename S::At at[SHAPE::ROWS];
     S data[VECTORS > 0 ? VECTORS : 1];
@@ -81,8 +98,11 @@ template <class S, class SHAPE> struct Held {
     __device__ __forceinline__ bool inside(u32 v) const { return (SHAPE::WHOLE || row(v) < rows) && column(v) < cols; }
 
     // Loads and opens.
-    __device__ __forceinline__ Held(const CastSource& source, u32 rows, u32 cols) : shape(), rows(rows), cols(cols) {
-        if (SHAPE::ROWS == 1 || source.index || S::EXPERTS) {
+    __device__ __forceinline__ Held(const CastSource& source, u32 rows, u32 cols) : shape(), rows(rows), cols(cols), of_shift(source.grid.col_shift) {
+        if (SHAPE::FLAT) {
+            from[0] = 0;
+            at[0] = S::at(source, 0, shape.first);
+        } else if (SHAPE::ROWS == 1 || source.index || S::EXPERTS) {
 #pragma unroll
             for (int r = 0; r < SHAPE::ROWS; r++) {
                 from[r] = source_row<S>(source, shape.row + r * SHAPE::APART, rows);
@@ -128,12 +148,19 @@ template <class S, class SHAPE> struct Held {
 #pragma unroll
                 for (int v = 0; v < VECTORS; v++) m[v] = M::of(amax_without_nan(data[v], 0.0f));
             }
-            Groups<M, VECTORS, neighbours<S>, SHAPE::WIDTH, SHIFT>::template factors<FORMAT>(m, rule, encode, [&](u32 v, const GroupScale& s) {
+            using Of = Groups<M, VECTORS, neighbours<S>, SHAPE::WIDTH, SHIFT>;
+            float own[Of::OWN];
+            Of::template own_factors<FORMAT>(m, rule, own, [&](u32 v, const GroupScale& s) {
                 if (FORMAT == E2M1) clean = clean && fits(rule, s.encode);
                 if ((!SHAPE::WHOLE && row(v) >= rows) || column(v) >> SHIFT << SHIFT >= cols) return;
-                if (SHAPE::WHOLE) store_scale_of_line(out, row(v), column(v) >> SHIFT, s.scale);
+                if (SHAPE::WHOLE) store_scale_of_line<SHAPE::FLAT>(out, row(v), column(v) >> SHIFT, s.scale);
                 else store_scale(out.grid, out.scales, row(v), column(v) >> SHIFT, s.scale);
             });
+            if constexpr (FORMAT == E2M1 && SHIFT >= 5 && has_steps<S>) {
+                // Where all of a group has one scale in the source, too.
+                if (out.part == BOTH && of_shift >= SHIFT && write_by_thresholds<Of>(out, own, clean)) return;
+            }
+            Of::spread(own, encode);
             // Of the factors that a lane multiplies by, others have looked at some.
             if (FORMAT == E2M1) clean = __all_sync(0xFFFFFFFFu, clean);
         }
@@ -145,6 +172,42 @@ template <class S, class SHAPE> struct Held {
 #endif
         if (FORMAT == E2M1 && clean) write<FORMAT, true>(out, encode);
         else write<FORMAT, false>(out, encode);
+    }
+
+    // By thresholds that each lane finds for its own groups, if they can be found for all of the warp's.
+    template <class OF> __device__ __forceinline__ bool write_by_thresholds(const CastOut& out, const float (&own)[OF::OWN], bool clean) {
+        u32 low[OF::OWN], high[OF::OWN];
+        float scale[OF::OWN];
+#pragma unroll
+        for (int i = 0; i < OF::OWN; i++) {
+            scale[i] = 0.0f;
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) {
+                float of_vector = data[v].scale;
+                asm("" : "+f"(of_vector));  // or one of them is chosen by its address, all of them in memory
+                scale[i] = OF::own_vector(i) == v ? of_vector : scale[i];
+            }
+            clean = clean && has_thresholds(scale[i], own[i]);
+        }
+        if (!__all_sync(0xFFFFFFFFu, clean)) return false;
+#pragma unroll
+        for (int i = 0; i < OF::OWN; i++) {
+            const Thresholds of_group = thresholds(scale[i], own[i]);
+            low[i] = of_group.low, high[i] = of_group.high;
+        }
+        u32 lows[VECTORS], highs[VECTORS];
+        OF::spread(low, lows);
+        OF::spread(high, highs);
+        u8* codes = once(out.codes + shape.first / 2);
+        const u32 one = blockDim.x / 128;
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            const Steps steps({lows[v], highs[v]}, one);
+            const auto& of = data[v].codes;
+            const uint2 piece = {e2m1_by_thresholds(of[0], of[1], steps), e2m1_by_thresholds(of[2], of[3], steps)};
+            if (inside(v)) store_piece(codes + shape.right(v) / 2, piece);
+        }
+        return true;
     }
 
     // Whether products by a factor are bounded, and if it is a power of two, may be found by it.
@@ -192,6 +255,7 @@ template <class S, class SHAPE> struct Held {
 template <int COUNT, int EACH = 8> struct Line {
     static constexpr int VECTORS = COUNT, ALONG = COUNT > 0 ? COUNT : 1, ROWS = 1, APART = 1, WIDTH = 32;
     static constexpr bool WHOLE = true;  // no row of a block is past the end
+    static constexpr bool FLAT = false;
     u32 row, first, step;
     __device__ __forceinline__ Line() : row(blockIdx.x), first(blockIdx.y * COUNT * blockDim.x * EACH + threadIdx.x * EACH), step(blockDim.x * EACH) {}
     static __device__ __forceinline__ u32 down(u32) { return 0; }
@@ -201,7 +265,7 @@ template <int COUNT, int EACH = 8> struct Line {
 // The same of a matrix without gaps, as one long row: blocks of 128 threads, whatever its columns.
 template <int COUNT, int EACH> struct Flat {
     static constexpr int VECTORS = COUNT, ALONG = COUNT, ROWS = 1, APART = 1, WIDTH = 32;
-    static constexpr bool WHOLE = true;
+    static constexpr bool WHOLE = true, FLAT = true;
     static constexpr u32 row = 0, step = 128 * EACH;
     u32 first;
     __device__ __forceinline__ Flat() : first(blockIdx.x * COUNT * step + threadIdx.x * EACH) {}
@@ -217,7 +281,7 @@ template <int COUNT, int EACH> struct Flat {
 // scales alone, 4 %, in larger ones and with UE8M0 1 to 3 % less (observed: H200, 2026-11).
 template <int QUADS, bool ACROSS = false, int EACH = 8, int WARPS = 8> struct Square {
     static constexpr int ALONG = 16 / EACH, VECTORS = ALONG * QUADS, ROWS = QUADS, APART = 4, WIDTH = 8;
-    static constexpr bool WHOLE = false;
+    static constexpr bool WHOLE = false, FLAT = false;
     u32 row, first;
     __device__ __forceinline__ Square()
         : row((ACROSS ? blockIdx.y : blockIdx.x) * (4 * QUADS) + threadIdx.x % 32 / 8),

@@ -3,9 +3,11 @@
 #pragma once
 #include "cast/maximum.cuh"
 
-// A block holds 128 x 128 elements, a thread 8 x 8 of them: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
-// of codes 64 neighbours of a row, those of transposed codes 32 of a column.
-template <class S> struct Patch {
+// A block holds 128 rows of one or two HALVES of 64 columns, a thread 8 x 8 elements: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
+// of codes 64 neighbours of a row, those of transposed codes 128 of a column. One half leaves multiprocessors idle for less of the end: per channel 1 to 3 % less at
+// 4096 x 7168, nothing in tiles of 32 x 32 (observed: H200, 2026-11).
+template <class S, u32 HALVES = 2> struct Patch {
+    static constexpr u32 COLS = 64 * HALVES;
     u32 rows, cols;
     u32 band;       // the warp's of the block's four
     u32 below;      // rows of the matrix from the thread's first one on
@@ -14,12 +16,12 @@ template <class S> struct Patch {
     S data[8];
 
     __device__ __forceinline__ Patch(const CastSource& source, u32 rows, u32 cols) : rows(rows), cols(cols) {
-        const u32 tiles = (cols + 127) / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const u32 tiles = (cols + COLS - 1) / COLS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         tile_row = blockIdx.x / tiles * 128;
-        tile_col = blockIdx.x % tiles * 128;
-        band = warp / 2;
+        tile_col = blockIdx.x % tiles * COLS;
+        band = warp / HALVES;
         row = tile_row + 32 * band + 8 * (lane / 8);
-        col = tile_col + 64 * (warp % 2) + 8 * (lane % 8);
+        col = tile_col + 64 * (warp % HALVES) + 8 * (lane % 8);
         below = row < rows ? rows - row : 0;
         begin();
         int from[8];
@@ -58,7 +60,7 @@ template <class S> struct Patch {
     __device__ __forceinline__ u32 own() const {
         u32 thread;
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-        return thread / 32 % 2 * 64 + thread % 8 * 8;
+        return thread / 32 % HALVES * 64 + thread % 8 * 8;
     }
     __device__ __forceinline__ bool inside() const { return row < rows && col < cols; }
 
@@ -134,7 +136,7 @@ struct Column {
 };
 
 // `signs4` of rows `from` .. `from` + 3 of column c, whose numbers are v: of 16-bit elements from their words, which two columns share.
-template <class S> __device__ __forceinline__ u32 signs_of_column(const Patch<S>& patch, const float (&v)[8], int c, int from) {
+template <class S, u32 HALVES> __device__ __forceinline__ u32 signs_of_column(const Patch<S, HALVES>& patch, const float (&v)[8], int c, int from) {
     if constexpr (is_narrow<S>) {
         u32 w[4];
 #pragma unroll
@@ -146,10 +148,10 @@ template <class S> __device__ __forceinline__ u32 signs_of_column(const Patch<S>
 }
 
 // The codes of a block, transposed. They go through shared memory, so that what is written of a column lies together: sectors that are
-// filled by parts cost twice their time (observed: H200, 2026-11). `exchange` has 16 units of eight codes for each of 128 columns, in pairs; the place
+// filled by parts cost twice their time (observed: H200, 2026-11). `exchange` has 16 units of eight codes for each of the columns, in pairs; the place
 // of a pair is turned by the thread's columns, so that no bank is met twice.
-template <class S, u32 FORMAT, bool BOUNDED>
-__device__ __forceinline__ void exchange_codes(Patch<S>& patch, const float (&encode)[8], typename EightCodes<FORMAT>::Type* exchange) {
+template <u32 FORMAT, bool BOUNDED, class S, u32 HALVES>
+__device__ __forceinline__ void exchange_codes(Patch<S, HALVES>& patch, const float (&encode)[8], typename EightCodes<FORMAT>::Type* exchange) {
     const u32 own = patch.own(), unit = 4 * patch.band + threadIdx.x % 32 / 8, turn = threadIdx.x % 8 * 2;
 #pragma unroll
     for (int c = 0; c < 8; c++) {
@@ -163,8 +165,8 @@ __device__ __forceinline__ void exchange_codes(Patch<S>& patch, const float (&en
         exchange[(own + c) * 16 + (unit ^ turn)] = codes_of<FORMAT, BOUNDED>(Column{v, first, second}, encode[c]);
     }
 }
-template <class S, u32 FORMAT>
-__device__ __forceinline__ void write_exchanged(const Patch<S>& patch, const typename EightCodes<FORMAT>::Type* exchange, const CastOut& out) {
+template <u32 FORMAT, class S, u32 HALVES>
+__device__ __forceinline__ void write_exchanged(const Patch<S, HALVES>& patch, const typename EightCodes<FORMAT>::Type* exchange, const CastOut& out) {
     const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
     __syncthreads();
     // rows is a multiple of 16 here, and a thread takes as many.
@@ -179,18 +181,19 @@ __device__ __forceinline__ void write_exchanged(const Patch<S>& patch, const typ
             if constexpr (FORMAT == E2M1) *(uint2*)codes = *(const uint2*)pair;
             else *(uint4*)codes = *(const uint4*)pair;
         }
-        column += 32;
-        codes += bytes(32 * (u64)patch.rows);
+        column += 16 * HALVES;
+        codes += bytes(16 * HALVES * (u64)patch.rows);
     }
 }
 
 // Per channel.
-template <class S, u32 FORMAT>
+template <class S, u32 FORMAT, u32 HALVES = 2>
 __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
     using M = Maximum<S, FORMAT>;
     constexpr int PER = M::PER, TYPES = 8 / PER;
-    __shared__ typename M::Type maxima[4][128 / PER];  // by band and column
-    Patch<S> patch(source, rows, cols);
+    __shared__ typename M::Type maxima[4][64 * HALVES / PER];  // by band and column
+    using Of = Patch<S, HALVES>;
+    Of patch(source, rows, cols);
     const u32 lane = threadIdx.x % 32, row_shift = out.grid.row_shift;
     const u32 group_row = patch.row >> row_shift;
     float encode[8] = {};
@@ -229,12 +232,12 @@ __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows,
         const u32 quarter = lane / 8;
         if (row_shift == 7) {
             // Each column's scale is made once for the block.
-            __shared__ __align__(16) float factors[128];
+            __shared__ __align__(16) float factors[Of::COLS];
 #pragma unroll
             for (int i = 0; i < 2 / PER; i++) maxima[patch.band][(patch.own() + 2 * quarter) / PER + i] = m[i];
             __syncthreads();
             const u32 column = threadIdx.x, own = patch.own();
-            if (column < 128) {
+            if (column < Of::COLS) {
                 typename M::Type of_column = maxima[0][column / PER];
 #pragma unroll
                 for (int b = 1; b < 4; b++) of_column = M::larger(of_column, maxima[b][column / PER]);
@@ -267,10 +270,10 @@ __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows,
     if (out.part == SCALES) return;
     patch.forget();
     if (out.transposed) {
-        __shared__ __align__(16) typename EightCodes<FORMAT>::Type exchange[128 * 16];
-        if (FORMAT == E2M1 && clean) exchange_codes<S, FORMAT, true>(patch, encode, exchange);
-        else exchange_codes<S, FORMAT, false>(patch, encode, exchange);
-        write_exchanged<S, FORMAT>(patch, exchange, out);
+        __shared__ __align__(16) typename EightCodes<FORMAT>::Type exchange[Of::COLS * 16];
+        if (FORMAT == E2M1 && clean) exchange_codes<FORMAT, true>(patch, encode, exchange);
+        else exchange_codes<FORMAT, false>(patch, encode, exchange);
+        write_exchanged<FORMAT>(patch, exchange, out);
     } else if (patch.col < cols) {
         if (FORMAT == E2M1 && clean) patch.template write<FORMAT, true>(encode, out);
         else patch.template write<FORMAT, false>(encode, out);
@@ -292,6 +295,17 @@ template <class S> constexpr u32 patch_blocks = 2;
         if (rule.format == E4M3) KERNEL<S, E4M3>(source, rows, cols, rule, out);                                          \
         else KERNEL<S, E2M1>(source, rows, cols, rule, out);                                                              \
     }
+// Halves of a block that casts per channel: of codes two, as with one they spill.
+template <class S> constexpr u32 channel_halves = 2;
+template <class T, bool ALIGNED> constexpr u32 channel_halves<Plain<T, ALIGNED>> = 1;
+#define CAST_CHANNEL(name, SOURCE) CAST_CHANNEL_OF(name, Unwrap<void SOURCE>::Type, channel_halves<Unwrap<void SOURCE>::Type>)
+#define CAST_CHANNEL_OF(name, S, HALVES)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128 * HALVES, (2 / HALVES * patch_blocks<S>)) cast_channel_##name(       \
+        CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
+    {                                                                                                                     \
+        if (rule.format == E4M3) cast_channel<S, E4M3, HALVES>(source, rows, cols, rule, out);                            \
+        else cast_channel<S, E2M1, HALVES>(source, rows, cols, rule, out);                                                \
+    }
 #define CAST_TILE(name, SOURCE, ...)                                                                                      \
     CAST_PATCH(name, SOURCE, cast_tile)                                                                                   \
-    CAST_PATCH(name, SOURCE, cast_channel)
+    CAST_CHANNEL(name, SOURCE)

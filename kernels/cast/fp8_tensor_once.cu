@@ -6,28 +6,31 @@
 constexpr int HELD = 4;  // vectors of eight elements in a thread
 constexpr u32 CLUSTER = 8;
 
-// Where the blocks of a grid meet; zero before the first call, and left zero by every call.
+// Where the blocks of a grid meet, zero before the first call.
 struct Meeting {
-    u64 amax_left;  // pattern of the maximum so far; in the lower half, blocks that have read it
-    u32 arrived;    // blocks that have added theirs
+    u32 calls;    // so far
+    u32 unused;
+    u64 parts[];  // of a block: the pattern of its amax, and in the lower half the number of the call that it is of
 };
 
-// The largest of all blocks' amax. All blocks run at once (a cooperative launch), so that each may wait for every other. One thread of a block; the last
-// to leave makes the place ready for the next call. One access reads the maximum and leaves: two would need a fence between them.
-__device__ __forceinline__ float meet_in_grid(Meeting* place, float amax) {
-    const u64 mine = (u64)__float_as_uint(amax) << 32;
-    u32 arrived;
-    u64 found;
-    asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(&place->amax_left), "l"(mine) : "memory");
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&place->arrived) : "memory");
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(&place->arrived) : "memory");
-    while (arrived < gridDim.x);
-    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], 1;" : "=l"(found) : "l"(&place->amax_left) : "memory");
-    if ((u32)found + 1 == gridDim.x) {
-        place->amax_left = 0;
-        place->arrived = 0;
+// The largest of all blocks' amax. All blocks run at once (a cooperative launch), so that each may wait for every other. A part and the number of its call are one access:
+// nothing has to be ordered by a fence, and nobody waits for more than one way to the L2 cache and one back. `call` is what `calls` was before this call, plus one: no
+// block has another, as the first block counts the call when it has met all others.
+__device__ __forceinline__ float meet_in_grid(Meeting* place, u32 call, float amax, float* scratch) {
+    if (threadIdx.x == 0) {
+        const u64 mine = (u64)__float_as_uint(amax) << 32 | call;
+        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(place->parts + blockIdx.x), "l"(mine) : "memory");
     }
-    return __uint_as_float((u32)(found >> 32));
+    float other = 0.0f;
+    if (threadIdx.x < gridDim.x) {
+        u64 part;
+        do asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(part) : "l"(place->parts + threadIdx.x) : "memory");
+        while ((u32)part != call);
+        other = __uint_as_float((u32)(part >> 32));
+    }
+    other = block_max(other, scratch);
+    if (blockIdx.x == 0 && threadIdx.x == 0) place->calls = call;
+    return other;
 }
 
 // The same where the grid is one cluster: each block writes its amax into the shared memory of all, `parts`, which is theirs once they have begun.
@@ -54,12 +57,13 @@ __device__ __forceinline__ float meet_in_cluster(float* parts, float amax) {
 
 template <class T, bool ALIGNED, u32 FORMAT, bool IN_CLUSTER>
 __device__ __forceinline__ void quantize_tensor_once(const T* x, u32 vectors, const ScaleRule& rule, Meeting* place, u8* codes, float* scale) {
-    __shared__ float scratch[32];
+    __shared__ float scratch[32], of_parts[32];
     __shared__ float parts[CLUSTER];
-    __shared__ float total;
     const u32 first = blockIdx.x * HELD * blockDim.x + threadIdx.x;
     if (IN_CLUSTER) begin_in_cluster();
     begin();
+    u32 call = 0;
+    if (!IN_CLUSTER) asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(call) : "l"(&place->calls) : "memory");
     Vec8<T> data[HELD];
 #pragma unroll
     for (int v = 0; v < HELD; v++) {
@@ -70,13 +74,7 @@ __device__ __forceinline__ void quantize_tensor_once(const T* x, u32 vectors, co
 #pragma unroll
     for (int v = 0; v < HELD; v++) amax = amax8(data[v], amax);
     amax = block_max(amax, scratch);
-    if constexpr (IN_CLUSTER) {
-        amax = meet_in_cluster(parts, amax);
-    } else {
-        if (threadIdx.x == 0) total = meet_in_grid(place, amax);
-        __syncthreads();
-        amax = total;
-    }
+    amax = IN_CLUSTER ? meet_in_cluster(parts, amax) : meet_in_grid(place, call + 1, amax, of_parts);
     const GroupScale s = group_scale(rule, amax);
     if (blockIdx.x == 0 && threadIdx.x == 0) *scale = s.scale;
 #pragma unroll
@@ -94,7 +92,7 @@ __device__ __forceinline__ void quantize_tensor_once(const T* x, u32 vectors, co
         const T* __restrict__ x,     /* contiguous */                                                                     \
         u32 vectors,                 /* of eight elements in the matrix, at most HELD a thread */                         \
         ScaleRule rule,                                                                                                   \
-        Meeting* place,              /* of a grid; a cluster, of CLUSTER blocks, needs none */                             \
+        Meeting* place,              /* of a grid of no more blocks than threads; a cluster, of CLUSTER blocks, needs none */   \
         u8* __restrict__ codes,      /* [rows][cols], 16-byte aligned */                                                  \
         float* __restrict__ scale)   /* receives the stored scale */                                                      \
     {                                                                                                                     \

@@ -26,8 +26,8 @@ template <u32 OF, u32 FORMAT> struct Maximum<Coded<OF>, FORMAT> : Maximum<Number
     static __device__ __forceinline__ float of_columns(const Coded<OF>& s, int k) { return fabsf(s.value(k)); }
     static __device__ __forceinline__ float with(float m, const Coded<OF>& s) { return max_or_nan(m, s.largest()); }
 };
-template <u32 OF, u32 FORMAT> struct Maximum<Sixteen<OF>, FORMAT> : Maximum<Numbers, E2M1> {
-    static __device__ __forceinline__ float with(float m, const Sixteen<OF>& s) { return max_or_nan(m, s.largest()); }
+template <u32 OF, bool FLAT, u32 FORMAT> struct Maximum<Sixteen<OF, FLAT>, FORMAT> : Maximum<Numbers, E2M1> {
+    static __device__ __forceinline__ float with(float m, const Sixteen<OF, FLAT>& s) { return max_or_nan(m, s.largest()); }
 };
 // Patterns of 16-bit numbers order like the magnitudes: an exact maximum by integers, two at a time. S keeps eight of T in `v`.
 template <class S, class T, u32 INFINITY_OF_T> struct NarrowMaximum {

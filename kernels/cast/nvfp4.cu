@@ -112,11 +112,25 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4, torchao, KIND_TORCHAO)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, hadamard, KIND_HADAMARD)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, stochastic, KIND_STOCHASTIC)
 
-// A second level for each row, its amax found in the same pass. A block holds a row, HELD blocks of 16 in each thread, and
+// `amax_or_nan` of some blocks: of 16-bit elements two in a register.
+template <class T, int COUNT> struct BlockMaxima {
+    static constexpr int PER = sizeof(T) == 2 ? 2 : 1;
+    u32 patterns[(COUNT + PER - 1) / PER] = {};
+    __device__ __forceinline__ float find(const Block<T>& b, int i) {
+        patterns[i / PER] |= amax_pattern(b) << i % PER * 16;
+        return of(i);
+    }
+    __device__ __forceinline__ float of(int i) const {
+        if constexpr (PER == 1) return __uint_as_float(patterns[i]);
+        else return to_float(T{(u16)(patterns[i / PER] >> i % PER * 16)});
+    }
+};
+
+// A second level for each row, its amax found in the same pass. A block holds a row, HELD blocks of 16 in each thread, and if AHEAD
 // fetches its next row while it works on one. It takes four rows in turn, 32 apart, whose block scales lie side by side, and
 // stores these together (`together` = 4), or single rows where there are too few (1).
 // HELD = 0: rows too long for registers are read twice; `together` is 1.
-template <class T, bool ALIGNED, u32 KIND, int HELD>
+template <class T, bool ALIGNED, u32 KIND, int HELD, bool AHEAD>
 __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, u32 together, u8* codes, u8* block_scales, float* scales) {
     // Two places in turn: a slow warp may still read the last row's.
     __shared__ float scratch[2][32];
@@ -142,15 +156,16 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
 #pragma unroll
     for (int i = 0; i < COUNT; i++) next[i] = zero_block<T>();
     begin();
-    if constexpr (HELD > 0) fetch(row_of(0));
+    if constexpr (HELD > 0 && AHEAD) fetch(row_of(0));
     for (u32 step = 0;; step++) {
         const u32 row = row_of(step);
         if (row >= padded_rows) break;
         Block<T> data[COUNT];
         if constexpr (HELD > 0) {
+            if (!AHEAD) fetch(row);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) data[i] = own_block<1>(next[i]);
-            fetch(row_of(step + 1));
+            if (AHEAD) fetch(row_of(step + 1));
         }
         u8* tile = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512;
         const auto keep_scale = [&](u32 b, u32 scale) {
@@ -162,12 +177,13 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
         } else {
             const T* in = x + row * x_stride;
             uint2* out = (uint2*)codes + (u64)row * blocks;
-            float amax[COUNT], of_row = 0.0f;
+            BlockMaxima<T, COUNT> maxima;
+            float of_row = 0.0f;
             if constexpr (HELD > 0) {
 #pragma unroll
                 for (int i = 0; i < COUNT; i++) {
-                    amax[i] = amax_or_nan(data[i]);
-                    const float known = amax[i] == amax[i] ? amax[i] : amax_ignoring_nan(data[i]);
+                    const float amax = maxima.find(data[i], i);
+                    const float known = amax == amax ? amax : amax_ignoring_nan(data[i]);
                     if (threadIdx.x + i * blockDim.x < blocks) of_row = fmaxf(of_row, known);
                 }
             } else {
@@ -175,7 +191,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
             }
             const Second second = second_of(block_max(of_row, scratch[step % 2]), rule.six_e);
             if (threadIdx.x == 0) scales[row] = second.scale;
-            const bool compares = errors_compare(second, rule.six_e);
+            const bool compares = has_plain_second(second.amax);
             const auto write = [&](u32 b, Block<T>& held, float amax) {
                 Codes result = {{0, 0}, 0};
                 if (b < blocks) {
@@ -188,7 +204,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
 #pragma unroll
                 for (int i = 0; i < COUNT; i++) {
                     forget(data[i]);
-                    write(threadIdx.x + i * blockDim.x, data[i], amax[i]);
+                    write(threadIdx.x + i * blockDim.x, data[i], maxima.of(i));
                 }
             } else {
                 for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) {
@@ -211,8 +227,8 @@ template <class T, bool ALIGNED, u32 KIND, int HELD>
 constexpr u32 row_blocks = HELD && ALIGNED && sizeof(T) == 2 && KIND == KIND_PLAIN ? ROW_PLAIN_BLOCKS : 1;
 
 #define QUANTIZE_NVFP4_ROW(name, T, ALIGNED, NAME, KIND, WHICH, HELD)                                                     \
-    QUANTIZE_NVFP4_ROW_OF(name, T, ALIGNED, NAME, KIND, WHICH, HELD, row_threads<HELD>, (row_blocks<T, ALIGNED, KIND, HELD>))
-#define QUANTIZE_NVFP4_ROW_OF(name, T, ALIGNED, NAME, KIND, WHICH, HELD, THREADS, BLOCKS)                                 \
+    QUANTIZE_NVFP4_ROW_OF(name, T, ALIGNED, NAME, KIND, WHICH, HELD, true, row_threads<HELD>, (row_blocks<T, ALIGNED, KIND, HELD>))
+#define QUANTIZE_NVFP4_ROW_OF(name, T, ALIGNED, NAME, KIND, WHICH, HELD, AHEAD, THREADS, BLOCKS)                          \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                         \
     quantize_nvfp4_row_##NAME##_##WHICH##_##name(                                                                         \
         const T* __restrict__ x,        /* [rows][cols], row stride x_stride elements */                                  \
@@ -223,7 +239,7 @@ constexpr u32 row_blocks = HELD && ALIGNED && sizeof(T) == 2 && KIND == KIND_PLA
         u8* __restrict__ codes,         /* [rows][cols / 2], 8-byte aligned */                                            \
         u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16], 16-byte aligned, padding written as 0 */     \
         float* __restrict__ scales)     /* [rows] decode factors */                                                       \
-    { quantize_row<T, ALIGNED, KIND, HELD>(x, x_stride, rows, cols, rule, together, codes, block_scales, scales); }
+    { quantize_row<T, ALIGNED, KIND, HELD, AHEAD>(x, x_stride, rows, cols, rule, together, codes, block_scales, scales); }
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, long, 0)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, held, 2)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, long, 0)
@@ -243,15 +259,23 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 2)
 #else
 #define STRICT_ROWS 2
 #endif
-#define QUANTIZE_NVFP4_ROWS(name, T, NAME, KIND, HELD, THREADS, BLOCKS)                                                   \
-    QUANTIZE_NVFP4_ROW_OF(name, T, true, NAME, KIND, many, HELD, THREADS, BLOCKS)
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define MOST_ROWS 3
+#else
+#define MOST_ROWS 2
+#endif
+#define QUANTIZE_NVFP4_ROWS(name, T, NAME, KIND, WHICH, HELD, AHEAD, THREADS, BLOCKS)                                     \
+    QUANTIZE_NVFP4_ROW_OF(name, T, true, NAME, KIND, WHICH, HELD, AHEAD, THREADS, BLOCKS)
 #define EACH_NARROW_TYPE(...)                                                                                             \
     QUANTIZE_NVFP4_ROWS(bf16, Bf16, __VA_ARGS__)                                                                          \
     QUANTIZE_NVFP4_ROWS(f16, F16, __VA_ARGS__)
-EACH_NARROW_TYPE(mae, KIND_MAE, 2, 256, FAST_ROWS)
-EACH_NARROW_TYPE(mse, KIND_MSE, 2, 256, FAST_ROWS)
-EACH_NARROW_TYPE(strict_mae, KIND_STRICT_MAE, 1, 448, STRICT_ROWS)
-EACH_NARROW_TYPE(strict_mse, KIND_STRICT_MSE, 1, 448, STRICT_ROWS)
+EACH_NARROW_TYPE(mae, KIND_MAE, many, 2, true, 256, FAST_ROWS)
+EACH_NARROW_TYPE(mse, KIND_MSE, many, 2, true, 256, FAST_ROWS)
+EACH_NARROW_TYPE(strict_mae, KIND_STRICT_MAE, many, 1, true, 448, STRICT_ROWS)
+EACH_NARROW_TYPE(strict_mse, KIND_STRICT_MSE, many, 1, true, 448, STRICT_ROWS)
+// Of very many rows: what a row costs each thread serves twice as many elements, for registers that leave fewer rows at once.
+EACH_NARROW_TYPE(strict_mae, KIND_STRICT_MAE, most, 2, false, 224, MOST_ROWS)
+EACH_NARROW_TYPE(strict_mse, KIND_STRICT_MSE, most, 2, false, 224, MOST_ROWS)
 
 // Eight codes in their published order, of the columns from `col` on.
 template <bool REPACKED> __device__ __forceinline__ u32 load_codes(const u8* codes, u64 row, u32 col, u32 cols) {

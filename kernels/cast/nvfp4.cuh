@@ -50,6 +50,9 @@ __device__ __forceinline__ float at_most_flt_max(float x) { return fminf(x, FLT_
 // What follows from encode.
 __device__ __forceinline__ void derive(Second& s);
 
+// Whether the second level of an amax is what dividing gives: no step leaves the normal range, and `errors_compare`.
+__device__ __forceinline__ bool has_plain_second(float amax) { return amax > 1e-18f && amax < 1e25f; }
+
 static __device__ __noinline__ Second second_level(float given, u32 kind, float six_e) {
     Second s;
     if (kind == GIVEN_ENCODE) {
@@ -81,15 +84,18 @@ __device__ __forceinline__ void derive(Second& s) {
     s.count = highest > lowest ? __float_as_uint(highest) - s.first : 0;
 }
 
-// The same from an amax, in line: every thread of a row does it, which is quicker than waiting for one.
+// The same from an amax, in line: every thread of a row does it, which is quicker than waiting for one. Blocks of larger amax, of which a row has none, are not
+// served by short paths, so that these need no other bound (`derive`).
 __device__ __forceinline__ Second second_of(float amax, float six_e) {
-    if (!(amax > 1e-20f && amax < 1e25f)) return second_level(amax, GIVEN_AMAX, six_e);
+    if (!has_plain_second(amax)) return second_level(amax, GIVEN_AMAX, six_e);
     Second s;
     s.amax = amax;
     s.encode = divide(six_e, amax, reciprocal(amax));
     s.scale = divide(amax, six_e, reciprocal(six_e));
     s.dec = reciprocal(s.encode);
-    derive(s);
+    s.sixth = __fmul_rn(s.encode, 0.16666667f);
+    s.first = __float_as_uint(fmaxf(__fmul_rn(0.1f, s.dec), 1e-24f));
+    s.count = __float_as_uint(amax) + 1 - s.first;
     return s;
 }
 
@@ -118,9 +124,9 @@ __device__ __forceinline__ void four_over_six_scales(float amax, const Second& s
 }
 
 // The same for amax in range, where the cast's saturation does what the minimum does.
-__device__ __forceinline__ void scales_in_range(float amax, const Second& second, u32& s4, u32& s6) {
+__device__ __forceinline__ u32 scales_in_range(float amax, const Second& second) {
     const float base = __fmul_rn(divide(amax, 6.0f, 0.16666667f), second.encode);
-    ue4m3_pair(__fmul_rn(base, 1.5f), base, s4, s6);
+    return encode_pair<E4M3>(__fmul_rn(base, 1.5f), base) & 0xFFFF;
 }
 
 // ---- E2M1 ----
@@ -418,7 +424,9 @@ __device__ __forceinline__ Codes stochastic_block(Block<T>& b, float amax, const
 struct Choice {
     u32 w4[4], w6[4];
     float e4, e6;
-    u32 s4, s6;
+    u32 scales;  // E4M3 codes: of the candidate by 4 in the lower byte, in the upper one of that by 6
+    __device__ __forceinline__ u32 s4() const { return scales & 0xFF; }
+    __device__ __forceinline__ u32 s6() const { return scales >> 8; }
 };
 
 // The errors of both candidates' values of one element.
@@ -426,13 +434,13 @@ struct Errors {
     float e4, e6;
 };
 
-// Both, with the errors that `errors(q4, q6, t4, t6, x)` gives for magnitudes q times 2^-14, block scales t times 2^14 and element
-// |x|. They come together: with one function for each the compiler orders the loop worse (observed: mae 2 % slower).
+// Both, with the errors that `errors(q4, q6, y4, y6, t4, t6, x)` gives for magnitudes q and products y times 2^-14, block scales t times 2^14 and
+// element |x|. They come together: with one function for each the compiler orders the loop worse (observed: mae 2 % slower).
 template <class T, class ERRORS>
 __device__ __forceinline__ Choice candidates_by(Block<T>& b, float amax, const Second& second, const ERRORS& errors) {
     Choice c;
-    scales_in_range(amax, second, c.s4, c.s6);
-    const float v4 = ue4m3_value(c.s4), v6 = ue4m3_value(c.s6);
+    c.scales = scales_in_range(amax, second);
+    const float v4 = ue4m3_value(c.s4()), v6 = ue4m3_value(c.s6());
     const float m4 = __fmul_rn(reciprocal(__fmul_rn(v4, second.dec)), CODE_UNIT);
     const float m6 = __fmul_rn(reciprocal(__fmul_rn(v6, second.dec)), CODE_UNIT);
     const float t4 = __fmul_rn(v4, 16384.0f), t6 = __fmul_rn(v6, 16384.0f);
@@ -444,9 +452,10 @@ __device__ __forceinline__ Choice candidates_by(Block<T>& b, float amax, const S
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float x = fabsf(element(b, 4 * k + i));
-            q4[i] = round_scaled(__fmul_rn(x, m4));
-            q6[i] = round_scaled(__fmul_rn(x, m6));
-            const Errors e = errors(q4[i], q6[i], t4, t6, x);
+            const float y4 = __fmul_rn(x, m4), y6 = __fmul_rn(x, m6);
+            q4[i] = round_scaled(y4);
+            q6[i] = round_scaled(y6);
+            const Errors e = errors(q4[i], q6[i], y4, y6, t4, t6, x);
             c.e4 = __fadd_rn(c.e4, e.e4);
             c.e6 = __fadd_rn(c.e6, e.e6);
         }
@@ -459,7 +468,7 @@ __device__ __forceinline__ Choice candidates_by(Block<T>& b, float amax, const S
 template <bool MSE> __device__ __forceinline__ float error_of(float d) { return MSE ? __fmul_rn(d, d) : fabsf(d); }
 
 template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(Block<T>& b, float amax, const Second& second) {
-    return candidates_by(b, amax, second, [&](float q4, float q6, float t4, float t6, float x) {
+    return candidates_by(b, amax, second, [&](float q4, float q6, float, float, float t4, float t6, float x) {
         // The products q t are exact, so the fused subtraction rounds once, as the unfused one does.
         const float xs = __fmul_rn(x, second.encode);
         const float d4 = __fmaf_rn(q4, t4, -xs), d6 = __fmaf_rn(q6, t6, -xs);
@@ -467,10 +476,22 @@ template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(B
     });
 }
 
+// The same with errors that are only near: of the products, then times the block scale, which is a multiplication less for each element.
+template <class T, bool MSE> __device__ __forceinline__ Choice both_nearly(Block<T>& b, float amax, const Second& second) {
+    Choice c = candidates_by(b, amax, second, [&](float q4, float q6, float y4, float y6, float, float, float) {
+        return Errors{error_of<MSE>(__fsub_rn(q4, y4)), error_of<MSE>(__fsub_rn(q6, y6))};
+    });
+    asm volatile("" : "+r"(c.scales));  // read again: kept from above they would spill a register
+    const float t4 = __fmul_rn(ue4m3_value(c.s4()), 16384.0f), t6 = __fmul_rn(ue4m3_value(c.s6()), 16384.0f);
+    c.e4 = __fmul_rn(c.e4, MSE ? __fmul_rn(t4, t4) : t4);
+    c.e6 = __fmul_rn(c.e6, MSE ? __fmul_rn(t6, t6) : t6);
+    return c;
+}
+
 // The strict errors of both candidates, in place of the fast ones: by the formulas, in order.
 template <class T, bool MSE>
 __device__ __forceinline__ void strict_errors(const Block<T>& b, Choice& c, const Second& second, float six_e) {
-    const float t4 = __fmul_rn(ue4m3_value(c.s4), 16384.0f), t6 = __fmul_rn(ue4m3_value(c.s6), 16384.0f);
+    const float t4 = __fmul_rn(ue4m3_value(c.s4()), 16384.0f), t6 = __fmul_rn(ue4m3_value(c.s6()), 16384.0f);
     const float inverse = reciprocal(six_e);
     c.e4 = c.e6 = 0.0f;
 #pragma unroll
@@ -486,21 +507,20 @@ __device__ __forceinline__ void strict_errors(const Block<T>& b, Choice& c, cons
     }
 }
 
-// True if the fast errors of a block decide as its strict ones do.
+// True if the fast errors of a block decide as its strict ones do, or those of `both_nearly`.
 //
-// With u = 2^-24, X = amax of the block * encode, and d the fast error of one element, the strict one times encode is within
-// 5u (|x| encode + |d|) + 3u |d| of it (three roundings of v, one of encode, one of fl(x encode), two subtractions;
-// |q s| <= |x| encode + |d|), and |x| encode <= X. A sum of 16 adds at most 16u of itself on either side. So MAE sums differ by
-// at most 16 * 5u X + 40u e each; for two of them 2^-16 X + 2^-18 (e4 + e6) is more than enough. Squares:
-// |D^2 - d^2| <= 2 |d| c + c^2 with c = 5u X + 8u |d|, and sum |d| <= 4 sqrt(e), so 40u X sqrt(e) + 400 u^2 X^2 + 60u e each;
-// 2^-17 X (sqrt(e4) + sqrt(e6)) + 2^-36 X^2 + 2^-17 (e4 + e6) is more than enough, as long as strict squares are normal
-// numbers: amax between 1e-14 and 1e17.
+// With u = 2^-24, X = amax of the block * encode, and d such an error of one element, the strict one times encode is within 8u (|x| encode + |d|) + 3u |d| of it: three
+// roundings of v, one of encode, and one of fl(x encode), or four of fl(x m), where v m is encode but for three; two subtractions; the product by v.
+// |q s| <= |x| encode + |d|, and |x| encode <= X. A sum of 16 adds at most 16u of itself on either side. So MAE sums differ by at most 16 * 8u X + 43u e each; for two
+// of them 2^-15 X + 2^-17 (e4 + e6) is more than enough. Squares: |D^2 - d^2| <= 2 |d| c + c^2 with c = 8u X + 11u |d|, and sum |d| <= 4 sqrt(e), so
+// 64u X sqrt(e) + 2048 u^2 X^2 + 60u e each; 2^-17 X (sqrt(e4) + sqrt(e6)) + 2^-35 X^2 + 2^-17 (e4 + e6) is more than enough, as long as strict squares are
+// normal numbers: amax between 1e-14 and 1e17.
 template <bool MSE> __device__ __forceinline__ bool decides_strictly(const Choice& c, float amax, const Second& second) {
     const float x = amax * second.encode, sum = c.e4 + c.e6;
-    float doubt = x * 1.52587890625e-5f + sum * 3.814697265625e-6f;
-    if constexpr (MSE) doubt = x * 7.62939453125e-6f * (sqrtf(c.e4) + sqrtf(c.e6)) + x * x * 1.4551915e-11f + sum * 7.62939453125e-6f;
+    float doubt = x * 3.0517578125e-5f + sum * 7.62939453125e-6f;
+    if constexpr (MSE) doubt = x * 7.62939453125e-6f * (sqrtf(c.e4) + sqrtf(c.e6)) + x * x * 2.910383e-11f + sum * 7.62939453125e-6f;
     // Equal scales give equal candidates: a tie whatever the units.
-    if (c.s4 == c.s6) return true;
+    if (c.s4() == c.s6()) return true;
     if (MSE && !(amax > 1e-14f && amax < 1e17f)) return false;
     return fabsf(c.e4 - c.e6) > doubt;
 }

@@ -34,7 +34,7 @@ template <class T> __device__ __forceinline__ Codes chosen(Choice& c, const Bloc
     const bool four = c.e4 < c.e6;
 #pragma unroll
     for (int k = 0; k < 4; k++) c.w6[k] = four ? c.w4[k] : c.w6[k];
-    return {pack(c.w6, data), four ? c.s4 : c.s6};
+    return {pack(c.w6, data), four ? c.s4() : c.s6()};
 }
 
 // amax: `amax_or_nan` of the block.
@@ -46,8 +46,9 @@ __device__ __forceinline__ Codes quantize_block(Block<T>& data, float amax, cons
         return plain_block(data, amax, second);
     } else {
         constexpr bool MSE = KIND == KIND_MSE || KIND == KIND_STRICT_MSE;
-        Choice c = both_candidates<T, MSE>(data, amax, second);
-        if constexpr (KIND == KIND_STRICT_MAE || KIND == KIND_STRICT_MSE) {
+        constexpr bool STRICT = KIND == KIND_STRICT_MAE || KIND == KIND_STRICT_MSE;
+        Choice c = STRICT ? both_nearly<T, MSE>(data, amax, second) : both_candidates<T, MSE>(data, amax, second);
+        if constexpr (STRICT) {
             if (!compares) return other_block(data, second, rule);
             if (!decides_strictly<MSE>(c, amax, second)) strict_errors<T, MSE>(data, c, second, rule.six_e);
         }

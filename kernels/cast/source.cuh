@@ -1,6 +1,6 @@
 // Where the numbers of a cast come from: plain matrices, codes with their scales, and what the kernels of fused/ compute.
 #pragma once
-#include "cast/cast.cuh"
+#include "cast/thresholds.cuh"
 
 // What is computed of a plain matrix before it is cast (fused/produced.cuh).
 struct Producer {
@@ -36,6 +36,25 @@ template <class S> __device__ __forceinline__ int source_row(const CastSource& s
     if constexpr (S::EXPERTS)
         if (s.producer.experts && __ldg(s.producer.experts + at) < 0) return -1;
     return at;
+}
+
+// One, two or four words of an input, zeros where they are not `wanted`: no branch, and what was said of `load_stream`.
+__device__ __forceinline__ u32 load_if(bool wanted, const u32* p) {
+    u32 v = 0;
+    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %2, 0; @wanted ld.global.u32 %0, [%1];}" : "+r"(v) : "l"(p), "r"((u32)wanted));
+    return v;
+}
+__device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p) {
+    uint2 v = {0, 0};
+    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %3, 0; @wanted ld.global.v2.u32 {%0, %1}, [%2];}"
+                 : "+r"(v.x), "+r"(v.y) : "l"(p), "r"((u32)wanted));
+    return v;
+}
+__device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p) {
+    uint4 v = {0, 0, 0, 0};
+    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"((u32)wanted));
+    return v;
 }
 
 // What a cast reads, eight neighbours of a row at a time. `at` is a place; `down` moves it so many rows down, within sixteen rows that begin at a
@@ -160,6 +179,13 @@ template <u32 FORMAT> struct Coded : PackedCodes<FORMAT> {
         this->decode(scale, v);
         return v[i];
     }
+    // Patterns of all |value|: NaN's are above those of numbers.
+    __device__ __forceinline__ void sizes(u32 (&patterns)[8]) const {
+        float v[8];
+        decode8(E4M3, {this->codes[0], this->codes[1]}, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) patterns[i] = __float_as_uint(__fmul_rn(fabsf(v[i]), fabsf(scale)));
+    }
     __device__ __forceinline__ u32 signs(int k) const { return this->codes[k] ^ (u32)(__float_as_int(scale) >> 31); }
     __device__ __forceinline__ void forget() { asm volatile("" : "+r"(this->codes[0]), "+r"(this->codes[1])); }
     // The largest |value|; NaN if there is one.
@@ -190,26 +216,42 @@ template <u32 FORMAT> struct Opened : PackedCodes<FORMAT> {
 };
 
 // Sixteen neighbours, which share a scale as no group of these has fewer columns: for memory in larger pieces, and E2M1 codes once for all.
-template <u32 FORMAT> struct Sixteen {
+// FLAT: of a matrix that is one row, whose scales are FP32 numbers by rows; its places have no more than two addresses.
+template <u32 FORMAT, bool FLAT = false> struct Sixteen {
     static constexpr bool EXPERTS = false;
     using Of = PackedCodes<FORMAT>;
     using At = typename Of::At;
-    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return Of::at(s, row, col); }
+    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) {
+        if constexpr (!FLAT) return Of::at(s, row, col);
+        return {once((const u8*)s.x + Of::bytes(col)), once(s.scales + (col >> s.grid.col_shift) * 4ull), 0, 0};
+    }
     static __device__ __forceinline__ At down(const CastSource& s, const At& at, u32 rows) { return Of::down(s, at, rows); }
     u32 codes[FORMAT == E2M1 ? 2 : 4];
     u32 bits;
     float scale;
-    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
+    __device__ __forceinline__ void load_codes(const At& at, u32 offset, bool inside) {
         if constexpr (FORMAT == E2M1) {
-            const uint2 q = inside ? __ldg((const uint2*)(at.codes + offset / 2)) : uint2{0, 0};
+            const uint2 q = load_if(inside, (const uint2*)(at.codes + offset / 2));
             codes[0] = q.x, codes[1] = q.y;
         } else {
-            const uint4 q = inside ? __ldg((const uint4*)(at.codes + offset)) : uint4{0, 0, 0, 0};
+            const uint4 q = load_if(inside, (const uint4*)(at.codes + offset));
             codes[0] = q.x, codes[1] = q.y, codes[2] = q.z, codes[3] = q.w;
         }
-        bits = Of::scale_bits(s, at, at.col + offset, inside);
     }
-    __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int, u32 col, bool) { scale = Of::scale_of(s, bits, col); }
+    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
+        load_codes(at, offset, inside);
+        // Groups are whole in what lies between vectors of a thread.
+        if constexpr (FLAT) scale = __uint_as_float(load_if(inside, (const u32*)at.scales + (offset >> s.grid.col_shift)));
+        else bits = Of::scale_bits(s, at, at.col + offset, inside);
+    }
+    // Of a place whose scale is there, an FP32 number.
+    __device__ __forceinline__ void load(const At& at, bool inside) {
+        load_codes(at, 0, inside);
+        scale = __uint_as_float(load_if(inside, (const u32*)at.scales));
+    }
+    __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int, u32 col, bool) {
+        if constexpr (!FLAT) scale = Of::scale_of(s, bits, col);
+    }
     // Eight of them.
     __device__ __forceinline__ Coded<FORMAT> half(int h) const {
         Coded<FORMAT> eight;
@@ -238,7 +280,11 @@ template <u32 FORMAT> struct Sixteen {
         } else {
             u32 m = 0;
 #pragma unroll
-            for (const u32 word : codes) m = max_u16x2(m, max_u16x2(word & MAGNITUDES, (word & MAGNITUDES) << 8));
+            for (const u32 word : codes) {
+                u32 some = word & MAGNITUDES;
+                asm("" : "+r"(some));  // or it is masked twice
+                m = max_u16x2(m, max_u16x2(some, some << 8));
+            }
             decode_pair(E4M3, max(m, m << 16) >> 24, value, other);
         }
         return fabsf(__fmul_rn(value, scale));
@@ -247,7 +293,7 @@ template <u32 FORMAT> struct Sixteen {
 
 // Neighbours that a source has at once.
 template <class S> constexpr int neighbours = 8;
-template <u32 FORMAT> constexpr int neighbours<Sixteen<FORMAT>> = 16;
+template <u32 FORMAT, bool FLAT> constexpr int neighbours<Sixteen<FORMAT, FLAT>> = 16;
 template <class T> constexpr int neighbours<Wide<T>> = 16;
 
 // What a source takes in registers: eight elements in four of them, or codes that are unpacked late.
@@ -266,11 +312,11 @@ template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ auto cod
     return both(codes_of<FORMAT, BOUNDED>(x.half(0), encode), codes_of<FORMAT, BOUNDED>(x.half(1), encode));
 }
 template <u32 FORMAT, bool BOUNDED, class T> __device__ __forceinline__ auto codes_of(const Wide<T>& x, float encode) { return codes_of_halves<FORMAT, BOUNDED>(x, encode); }
-template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ auto codes_of(const Sixteen<E4M3>& x, float encode) { return codes_of_halves<FORMAT, BOUNDED>(x, encode); }
+template <u32 FORMAT, bool BOUNDED, bool FLAT> __device__ __forceinline__ auto codes_of(const Sixteen<E4M3, FLAT>& x, float encode) { return codes_of_halves<FORMAT, BOUNDED>(x, encode); }
 
 // E2M1 has eight magnitudes: what becomes of each is computed once and looked up. That of zeros is NaN, or that of the largest, if any is: a code of
 // NaN has no sign, and these go the long way.
-template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ auto codes_of(const Sixteen<E2M1>& x, float encode) {
+template <u32 FORMAT, bool BOUNDED, bool FLAT> __device__ __forceinline__ auto codes_of(const Sixteen<E2M1, FLAT>& x, float encode) {
     const float magnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     float y[8];
 #pragma unroll
@@ -297,6 +343,10 @@ template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ auto codes_of(con
         return uint4{four(x.codes[0]), four(x.codes[0] >> 16), four(x.codes[1]), four(x.codes[1] >> 16)};
     }
 }
+
+// Sources of which E2M1 codes are found by thresholds.
+template <class S> constexpr bool has_steps = false;
+template <> constexpr bool has_steps<Sixteen<E4M3, true>> = true;
 
 // Codes of E2M1 by a factor that is a power of two, where there is a shorter way (e2m1.cuh).
 template <class S> constexpr bool is_wide = false;

@@ -2,9 +2,8 @@
 //
 // A block of 8 warps holds one tile. A warp holds 32 rows x 64 columns, a thread 8 rows x 8 columns:
 //     row    = 32 * (warp / 2) + 8 * (lane / 8) + 0..7         column = 64 * (warp % 2) + 8 * (lane % 8) + 0..7
-// so a load covers full 128-byte lines, a store of codes 64 consecutive bytes of a row, and a store of transposed
-// codes 32 consecutive bytes (one sector) of a column: no transposition through shared memory is needed, because the
-// conversion instruction packs two neighbouring rows of one column as readily as two neighbouring columns of one row.
+// so a load covers full 128-byte lines and a store of codes 64 consecutive bytes of a row. Transposed codes are made of neighbouring rows of a column, and go
+// through shared memory.
 #pragma once
 #include "base/codec.cuh"
 #include "base/layout.cuh"
@@ -25,14 +24,30 @@ __device__ __forceinline__ Place place() {
     return {32 * (warp / 2) + 8 * (lane / 8), 64 * (warp % 2) + 8 * (lane % 8)};
 }
 
+// Eight elements that nobody reads again soon: the L2 cache need not keep them.
+template <bool ALIGNED, class T> __device__ __forceinline__ Vec8<T> load_passing(const T* p) {
+    if constexpr (!ALIGNED) {
+        return load<ALIGNED>(p);
+    } else {
+        Vec8<T> v;
+#pragma unroll
+        for (u32 i = 0; i < sizeof(T) / 2; i++)
+            asm volatile("{.reg .b64 first; createpolicy.fractional.L2::evict_first.b64 first, 1.0; ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], first;}"
+                         : "=r"(v.q[i].x), "=r"(v.q[i].y), "=r"(v.q[i].z), "=r"(v.q[i].w) : "l"((const char*)p + 16 * i));
+        return v;
+    }
+}
+
 // The thread's 8 x 8 elements; zeros outside the matrix.
-template <bool ALIGNED, class T>
+template <bool ALIGNED, bool PASSING = false, class T>
 __device__ __forceinline__ void load_tile(Vec8<T> (&data)[8], const T* x, u64 x_stride, u64 row, u64 col, u32 rows, u32 cols) {
     const T* in = x + row * x_stride + col;
     const bool inside = col < cols;  // cols is a multiple of 16
 #pragma unroll
     for (int r = 0; r < 8; r++) {
-        data[r] = inside && row + r < rows ? load<ALIGNED>(in) : zero8<T>();
+        if (!(inside && row + r < rows)) data[r] = zero8<T>();
+        else if constexpr (PASSING) data[r] = load_passing<ALIGNED>(in);
+        else data[r] = load<ALIGNED>(in);
         in += x_stride;
     }
 }
@@ -56,8 +71,17 @@ template <class T> __device__ __forceinline__ void row_max(const Vec8<T> (&data)
     for (int r = 0; r < 8; r++) m[r] = lanes_max<8>(amax8(data[r], 0.0f));
 }
 
-// Raises row and column maxima; a block walks STRIP tiles along a row, so that its 128 rows meet memory once.
-constexpr u32 STRIP = 4;
+// Raises row and column maxima; a block walks STRIP tiles along a row, so that its 128 rows meet memory fewer times. Four left multiprocessors idle at 4096 x 7168,
+// whose blocks were 3.4 for each of them: 16.7 us for 15.9 (observed: H200, 2026-11).
+constexpr u32 STRIP = 2;
+
+// Bytes at the end of the matrix that the L2 cache is to keep: the next pass begins there (`backwards`), and what lies before makes room first. Half of the cache
+// of an H200, which for other GPUs was not measured.
+#if __CUDA_ARCH__ == 900
+constexpr u64 KEPT_BYTES = 24 << 20;
+#else
+constexpr u64 KEPT_BYTES = ~0ull;
+#endif
 
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 rows, u32 cols, float* row_amax, float* col_amax) {
@@ -67,12 +91,14 @@ __device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 ro
     const Place p = place();
     const u64 row = (u64)(blockIdx.x / strips) * 128 + p.row;
     const u32 lane = threadIdx.x % 32, i = threadIdx.x % 128;
+    const bool passing = (rows - row / 128 * 128) * cols * sizeof(T) > KEPT_BYTES;
     float row_so_far[8] = {};
     for (u32 tile = 0; tile < STRIP; tile++) {
         const u64 first = ((u64)(blockIdx.x % strips) * STRIP + tile) * 128;
         if (first >= cols) break;
         Vec8<T> data[8];
-        load_tile<ALIGNED>(data, x, x_stride, row, first + p.col, rows, cols);
+        if (passing) load_tile<ALIGNED, true>(data, x, x_stride, row, first + p.col, rows, cols);
+        else load_tile<ALIGNED>(data, x, x_stride, row, first + p.col, rows, cols);
         if (row_amax) {
 #pragma unroll
             for (int r = 0; r < 8; r++) row_so_far[r] = amax8(data[r], row_so_far[r]);
@@ -239,11 +265,10 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
         }
         __syncthreads();
     }
-    if (col >= cols) return;
 #pragma unroll
     for (int r = 0; r < 8; r++) forget(data[r]);
 
-    if (out.codes) {
+    if (out.codes && col < cols) {
         // 1x128 codes have their rows padded to a multiple of 4 with zeros: the data there are zeros.
         const u64 row_end = GROUP == PER_1X128 ? round_up4(rows) : rows;
         u8* to = out.codes + row * cols + col;
@@ -256,22 +281,32 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
             to += cols;
         }
     }
+    if (!out.codes_t) return;
+    // Through shared memory, so that the 128 codes of a column are written as one line: 16 units of eight codes for each of 128 columns, in pairs, the place of a
+    // pair turned by the thread's columns, so that no bank is met twice.
+    __shared__ __align__(16) uint2 exchange[128 * 16];
+#pragma unroll
+    for (int r = 0; r < 8; r++) forget(data[r]);
+#pragma unroll
+    for (int c = 0; c < 8; c++) {
+        float e = encode;
+        if constexpr (LINES) e = col_encode[p.col + c];
+        float v[8];
+#pragma unroll
+        for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), e);
+        exchange[(p.col + c) * 16 + (p.row / 8 ^ threadIdx.x % 8 * 2)] = encode8<FORMAT>(v);
+    }
+    __syncthreads();
     // What contracts over the rows asks for a multiple of 16 of them: the data beyond the matrix are zeros, and so are their codes.
-    const u64 pitch_t = round_up16(rows);
-    if (out.codes_t && row < pitch_t) {
-        u8* to = out.codes_t + col * pitch_t + row;
+    const u64 pitch_t = round_up16(rows), row_t = (u64)tile_row * 128 + threadIdx.x % 8 * 16;
+    if (row_t >= pitch_t) return;
+    u32 column = threadIdx.x / 8;
+    u8* to = out.codes_t + ((u64)tile_col * 128 + column) * pitch_t + row_t;
 #pragma unroll
-        for (int r = 0; r < 8; r++) forget(data[r]);
-#pragma unroll
-        for (int c = 0; c < 8; c++) {
-            float e = encode;
-            if constexpr (LINES) e = col_encode[p.col + c];
-            float v[8];
-#pragma unroll
-            for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), e);
-            *(uint2*)to = encode8<FORMAT>(v);
-            to += pitch_t;
-        }
+    for (int i = 0; i < 4; i++) {
+        if (tile_col * 128 + column < cols) *(uint4*)to = *(const uint4*)(exchange + column * 16 + (threadIdx.x % 8 ^ column / 8 % 8) * 2);
+        column += 32;
+        to += 32 * pitch_t;
     }
 }
 

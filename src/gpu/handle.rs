@@ -54,7 +54,7 @@ pub struct Handle {
     workspace: Private,
     ones: Private,
     /// Of the tensor quantizer: amax and count of arrived blocks (zero between calls), encode factor and scale; where the blocks of one
-    /// launch meet (16 bytes, zero between calls).
+    /// launch meet ([`Kernels::meeting_bytes`], zero before the first call).
     amax: Private,
     arena: Arena,
     queue: Queue,
@@ -146,7 +146,7 @@ impl Handle {
         // Sixteen ones: unit scales at the front, and a place 16 bytes further that is aligned to exactly 16.
         let ones = Private::zeros(&queue, 16 * size_of::<f32>())?;
         raw::copy_from_host(&queue.stream, &[1f32; 16], &ones.span())?;
-        let amax = Private::zeros(&queue, 8 * size_of::<f32>())?;
+        let amax = Private::zeros(&queue, 16 + kernels.meeting_bytes())?;
         drop(turn);
         tracing::debug!(%device, cublaslt = %lt.version(), "handle");
         Ok(Self {
@@ -299,7 +299,7 @@ impl Handle {
 
     /// Where the blocks of a launch meet that casts a matrix whole.
     pub(crate) fn meeting_place(&self) -> Span<'_> {
-        Span::unguarded(self.amax.span().address + 16, 16)
+        Span::unguarded(self.amax.span().address + 16, self.kernels.meeting_bytes())
     }
 
     /// A device address aligned to 16 bytes and no more: what a heuristic may expect of pointers not yet known.

@@ -30,6 +30,8 @@ pub(super) struct CastKernels {
     row: [BySource; 2],
     tile: BySource,
     channel: BySource,
+    /// Per channel, not transposed, of codes whose scales are FP32 and no channel's own: of E4M3 and of E2M1.
+    channel_wide: [Kernel; 2],
     /// E4M3, E2M1.
     back: [ByInput; 2],
     back_transposed: [ByInput; 2],
@@ -122,6 +124,7 @@ impl CastKernels {
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::with_channels(tile, "cast_tile")?,
             channel: BySource::with_channels(tile, "cast_channel")?,
+            channel_wide: [tile.kernel("cast_channel_wide_e4m3")?, tile.kernel("cast_channel_wide_e2m1")?],
             back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
             back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
             fp4_to_fp8: [(back.kernel("fp4_to_fp8_1")?, 2), (back.kernel("fp4_to_fp8_4")?, 8)],
@@ -180,6 +183,21 @@ impl CastKernels {
         let all = from.rows * from.cols;
         let flat = from.index.is_none() && from.rows == to.rows && lies_flat(to.scheme, from.cols) && all <= FLAT;
         flat.then(|| (kernel, Blocks::new((all.div_ceil(128 * elements), 1), 128)))
+    }
+
+    /// The kernel that casts per channel.
+    fn of_channels(&self, from: &CastFrom<'_>, to: &CastTo<'_>) -> Result<Kernel> {
+        match from.values {
+            CastValues::Coded { scheme, .. }
+                if !is_channel(scheme)
+                    && scheme.scales() != CastScales::Ue8m0
+                    && from.index.is_none()
+                    && !to.scheme.is_transposed() =>
+            {
+                Ok(self.channel_wide[usize::from(scheme.format() == CodeFormat::E2M1)])
+            }
+            _ => self.channel.kernel(from),
+        }
     }
 
     /// The kernels of sixteen neighbours, if they serve this source.
@@ -309,10 +327,13 @@ impl Kernels {
                     (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if is_channel(to.scheme) => {
                         fused.channel(&producer, dtype, aligned)?
                     }
-                    _ if is_channel(to.scheme) => family.channel.kernel(from)?,
+                    _ if is_channel(to.scheme) => family.of_channels(from, to)?,
                     _ => choose(&family.tile, |f| &f.tile)?,
                 };
-                Some((kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(128), 1), THREADS)))
+                // Of plain matrices blocks per channel have 64 columns (kernels/cast/cast_tile.cuh).
+                let half = is_channel(to.scheme) && matches!(from.values, CastValues::Plain { .. });
+                let (width, threads) = if half { (64, THREADS / 2) } else { (128, THREADS) };
+                Some((kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(width), 1), threads)))
             }
         };
         if let Some((_, blocks)) = launch {

@@ -17,7 +17,7 @@ use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
 /// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/cast/tile.cuh`.
-const STRIP: usize = 4;
+const STRIP: usize = 2;
 
 /// Elements that a thread of `quantize_fp8_tensor_in_*` takes at the most, its threads in a block, and the blocks of its cluster, as
 /// `kernels/cast/fp8_tensor_once.cu` has them. Of a grid there is a block for each multiprocessor at the most, half of what always fits: a
@@ -137,9 +137,14 @@ struct TileOut {
     scales_t: u64,
 }
 
-/// Whether so many contiguous elements are cast in one launch: at least one, and as many as one block of each multiprocessor holds.
+/// Blocks of such a launch at the most: one of each multiprocessor, and no more than have a thread that reads its part.
+fn most_at_once(sm_count: usize) -> usize {
+    sm_count.min(ONCE_THREADS)
+}
+
+/// Whether so many contiguous elements are cast in one launch: at least one, and as many as those blocks hold.
 fn fit_once(elements: usize, sm_count: usize) -> bool {
-    (1..=ONCE_HELD * ONCE_THREADS * sm_count).contains(&elements)
+    (1..=ONCE_HELD * ONCE_THREADS * most_at_once(sm_count)).contains(&elements)
 }
 
 /// The blocks of that launch, and whether they are one cluster.
@@ -231,6 +236,11 @@ impl Kernels {
         )
     }
 
+    /// Bytes of the place where blocks of `quantize_tensor_once` meet: `Meeting` of `kernels/cast/fp8_tensor_once.cu`, with a part for each of them.
+    pub(crate) fn meeting_bytes(&self) -> usize {
+        8 + 8 * most_at_once(self.sm_count)
+    }
+
     /// Whether `quantize_tensor_once` can: a contiguous matrix of as many elements as one block of each multiprocessor holds.
     pub(crate) fn fits_once(&self, x: &Input<'_>) -> bool {
         let (rows, elements) = x.flattened();
@@ -239,7 +249,7 @@ impl Kernels {
 
     /// [`Kernels::amax_tensor`] and [`Kernels::quantize_tensor`] in one launch that reads the matrix once.
     ///
-    /// `place` (16 bytes) is zero between calls.
+    /// `place` ([`Kernels::meeting_bytes`]) is zero before the first call, and of one stream.
     pub(crate) fn quantize_tensor_once(
         &self,
         stream: &Queue,
@@ -250,7 +260,7 @@ impl Kernels {
     ) -> Result<()> {
         x.check()?;
         check_output(out, recipe.scheme(), x.rows, x.cols)?;
-        check_floats("where blocks meet", place, 4)?;
+        check_floats("where blocks meet", place, self.meeting_bytes() / 4)?;
         check_aligned("where blocks meet", place, 8)?;
         if !self.fits_once(x) {
             return Err(Error::shape(

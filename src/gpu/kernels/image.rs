@@ -83,7 +83,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 39] = [
+const HEADERS: [(&str, &str); 41] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -98,6 +98,8 @@ const HEADERS: [(&str, &str); 39] = [
     ("cast/cast.cuh", include_str!("../../../kernels/cast/cast.cuh")),
     ("cast/source.cuh", include_str!("../../../kernels/cast/source.cuh")),
     ("cast/maximum.cuh", include_str!("../../../kernels/cast/maximum.cuh")),
+    ("cast/cast_channel.cuh", include_str!("../../../kernels/cast/cast_channel.cuh")),
+    ("cast/thresholds.cuh", include_str!("../../../kernels/cast/thresholds.cuh")),
     ("cast/cast_rows.cuh", include_str!("../../../kernels/cast/cast_rows.cuh")),
     ("cast/cast_tile.cuh", include_str!("../../../kernels/cast/cast_tile.cuh")),
     ("fused/produced.cuh", include_str!("../../../kernels/fused/produced.cuh")),

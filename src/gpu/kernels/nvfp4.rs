@@ -18,8 +18,9 @@ use crate::gpu::device::stream::Queue;
 /// Rows and columns of a tile of `nvfp4_tile.cu`.
 const TILE: [usize; 2] = [64, 128];
 
-/// Elements from which rows are many.
+/// Elements from which rows are many, and from which they are so many that each thread takes two blocks of 16 where errors are strict, too.
 const MANY: usize = 1 << 24;
+const MOST: usize = 1 << 26;
 
 /// The kernels of the family.
 pub(super) struct Nvfp4Kernels {
@@ -30,6 +31,8 @@ pub(super) struct Nvfp4Kernels {
     row: [[ByInput; 2]; 5],
     /// 4over6 of many rows of BF16 and F16, by rule.
     many: [[Kernel; 2]; 4],
+    /// With strict errors, of the most: absolute ones, squared ones.
+    most: [[Kernel; 2]; 2],
     /// For the plain rule, rounded to nearest, in the data's own basis; for any.
     tile: [ByInput; 2],
     amax_hadamard: ByInput,
@@ -50,8 +53,8 @@ impl Nvfp4Kernels {
                 by_input(&format!("quantize_nvfp4_row_{rule}_held"))?,
             ])
         };
-        let many = |rule: &str| -> Result<[Kernel; 2]> {
-            let kernel = |dtype| rows.kernel(&format!("quantize_nvfp4_row_{rule}_many_{dtype}"));
+        let narrow = |rule: &str, which: &str| -> Result<[Kernel; 2]> {
+            let kernel = |dtype| rows.kernel(&format!("quantize_nvfp4_row_{rule}_{which}_{dtype}"));
             Ok([kernel("bf16")?, kernel("f16")?])
         };
         Ok(Self {
@@ -66,7 +69,13 @@ impl Nvfp4Kernels {
                 by_input("quantize_nvfp4_stochastic")?,
             ],
             row: [row("plain")?, row("mae")?, row("mse")?, row("strict_mae")?, row("strict_mse")?],
-            many: [many("mae")?, many("mse")?, many("strict_mae")?, many("strict_mse")?],
+            many: [
+                narrow("mae", "many")?,
+                narrow("mse", "many")?,
+                narrow("strict_mae", "many")?,
+                narrow("strict_mse", "many")?,
+            ],
+            most: [narrow("strict_mae", "most")?, narrow("strict_mse", "most")?],
             tile: [tiles.by_input("quantize_nvfp4_tile_plain")?, tiles.by_input("quantize_nvfp4_tile_any")?],
             amax_hadamard: tiles.by_input("amax_hadamard")?,
             dequantize: [by_input("dequantize_nvfp4")?, by_input("dequantize_nvfp4_repacked")?],
@@ -80,6 +89,13 @@ pub(super) fn threads_of_row(cols: usize, blocks: usize) -> usize {
     cols.div_ceil(16 * blocks).next_multiple_of(32).max(64)
 }
 
+/// Whether rows of so many threads, with two blocks of 16 in each, leave less of a multiprocessor's registers unused than those with one: there is room for 24 and
+/// for 28 warps. With strict errors 16384 x 6144 takes 0.95 of the time then, 16384 x 7168, which fills it with one, 1.03 (measured: H200, 2026-11).
+fn fills_more(two: usize, one: usize) -> bool {
+    let filled = |threads: usize, room: usize| room / (threads / 32) * (threads / 32);
+    filled(two, 24) * 28 > filled(one, 28) * 24
+}
+
 /// What quantizes rows whose second levels are found in the same pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RowKernel {
@@ -89,6 +105,8 @@ enum RowKernel {
     Held,
     /// 4over6 of many rows: places in `Nvfp4Kernels::many`.
     Many { rule: usize, narrow: usize },
+    /// The same of the most rows, with strict errors: places in `Nvfp4Kernels::most`.
+    Most { errors: usize, narrow: usize },
 }
 
 /// How it is launched.
@@ -117,13 +135,17 @@ impl RowLaunch {
         Self { kernel, together, blocks: Blocks::new((rows_at_once, 1), threads as u32) }
     }
 
-    /// The kernel for many aligned rows, and its threads, if there is one: with two blocks of 16 in each thread or, where errors are strict,
-    /// one. Small matrices have too few rows for the more that fit: 3 % slower at 4001 x 2048 (measured: H200, 2026-11).
+    /// The kernel for many aligned rows, and its threads, if there is one: with two blocks of 16 in each thread or, where errors are strict
+    /// and rows not the most, one. Small matrices have too few rows for the more that fit: 3 % slower at 4001 x 2048 (measured: H200, 2026-11).
     fn many(place: usize, (rows, cols): (usize, usize), dtype: DType) -> Option<(RowKernel, usize)> {
         let rule = place.checked_sub(1).filter(|_| rows * cols >= MANY)?;
+        let narrow = [DType::Bf16, DType::F16].iter().position(|known| *known == dtype)?;
+        let threads = threads_of_row(cols, 2);
+        if rule >= 2 && rows * cols >= MOST && threads <= 224 && fills_more(threads, threads_of_row(cols, 1)) {
+            return Some((RowKernel::Most { errors: rule - 2, narrow }, threads));
+        }
         let (blocks, most) = if rule < 2 { (2, 256) } else { (1, 448) };
         let threads = threads_of_row(cols, blocks);
-        let narrow = [DType::Bf16, DType::F16].iter().position(|known| *known == dtype)?;
         (threads <= most).then_some((RowKernel::Many { rule, narrow }, threads))
     }
 }
@@ -250,6 +272,7 @@ impl Kernels {
                 RowKernel::Long => kernels.row[place][0].of(x.dtype, x.aligned())?,
                 RowKernel::Held => kernels.row[place][1].of(x.dtype, x.aligned())?,
                 RowKernel::Many { rule, narrow } => kernels.many[rule][narrow],
+                RowKernel::Most { errors, narrow } => kernels.most[errors][narrow],
             };
             return enqueue_input!(
                 stream,
@@ -484,6 +507,13 @@ mod tests {
         assert_eq!(of(1, 4096, 8208), launch(RowKernel::Held, 4, 1024, 288));
         assert_eq!(of(4, 4096, 7168), launch(STRICT, 4, 1024, 448));
         assert_eq!(of(4, 4096, 7184), launch(RowKernel::Held, 4, 1024, 256));
+        // Of 2^26 elements two blocks a thread are faster with strict errors, too, unless one fills the registers better.
+        let most = |errors, threads| launch(RowKernel::Most { errors, narrow: 0 }, 4, 4096, threads);
+        assert_eq!((of(4, 16384, 4096), of(3, 16384, 6144)), (most(1, 128), most(0, 192)));
+        assert_eq!(of(3, 16384, 4080), launch(RowKernel::Many { rule: 2, narrow: 0 }, 4, 4096, 256));
+        assert_eq!(of(3, 16384, 7168), launch(RowKernel::Many { rule: 2, narrow: 0 }, 4, 4096, 448));
+        assert_eq!(of(4, 32768, 2048), launch(STRICT, 4, 8192, 128));
+        assert_eq!(of(4, 16384, 7184), launch(RowKernel::Held, 4, 4096, 256));
         // Rows for four blocks of a multiprocessor, four in each; padding counts.
         assert_eq!(of(1, 16 * 132 + 1, 8192), launch(FAST, 4, 544, 256));
         assert_eq!(of(1, 16 * 128, 8192), launch(RowKernel::Held, 1, 2 * 132, 256));
