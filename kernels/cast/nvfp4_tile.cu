@@ -35,7 +35,7 @@ __device__ __forceinline__ Candidates candidates(Block<T>& b, float amax, bool s
         return {slow.c4, slow.c6, slow.e4, slow.e6, slow.s4, slow.s6};
     }
     const float six_e_inverse = __frcp_rn(rule.six_e);
-    const Choice c = candidates_by(b, amax, second, [&](float q4, float q6, float, float, float t4, float t6, float x) {
+    const Choice c = candidates_by(b, amax, second, [&](float q4, float q6, float t4, float t6, float x) {
         float d4, d6;
         if (rule.strict) {
             // fl(q s) is exact; amax is such that the quotients are normal (`compares`), or zero.

@@ -16,7 +16,7 @@ __device__ __forceinline__ Codes choose_block(Block<float>& data, float amax, co
     if (rule.strict && !compares) return other_block(data, second, rule);
     const bool mse = rule.mse;
     // As `both_candidates`.
-    Choice c = candidates_by(data, amax, second, [&](float q4, float q6, float, float, float t4, float t6, float x) {
+    Choice c = candidates_by(data, amax, second, [&](float q4, float q6, float t4, float t6, float x) {
         const float xs = __fmul_rn(x, second.encode);
         const float d4 = __fmaf_rn(q4, t4, -xs), d6 = __fmaf_rn(q6, t6, -xs);
         return Errors{mse ? __fmul_rn(d4, d4) : fabsf(d4), mse ? __fmul_rn(d6, d6) : fabsf(d6)};
