@@ -13,9 +13,9 @@ use common::*;
 use ndarray::Array2;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
-    Activation, DType, Finish, Formulation, Fp8Format, Fp8Granularity, Fp8Recipe, GemmArgs, GemmDesc, GemmPlan,
-    GivenScale, Handle, HostQuantMatrix, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, QuantizeA, Recipe, Scheme,
-    Sm90Config, TuneOptions, TuneRecord, TuneTable, VecRef, Verdict,
+    Activation, DType, Finish, Formulation, Fp8Granularity, Fp8Recipe, GemmArgs, GemmDesc, GemmPlan, GivenScale,
+    Handle, HostQuantMatrix, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, QuantizeA, Recipe, Scheme, Sm90Config,
+    TuneOptions, TuneRecord, TuneTable, VecRef, Verdict,
 };
 use sm90::*;
 
@@ -427,6 +427,11 @@ fn autotune_and_records_keep_to_it() {
         let (found, passed_over) = of.product(&handle, &Case::new(out), &rows);
         assert!(found == want && passed_over.explain().contains("tuning record: native"), "{}", passed_over.explain());
         handle.set_tuning(TuneTable::default());
+        let mut divided = report.record.to_json().unwrap();
+        let (before, rest) = divided.split_once("\"sm90\": \"").unwrap();
+        let (_, after) = rest.split_once('"').unwrap();
+        divided = format!("{before}\"sm90\": \"64x64-k2\"{after}");
+        refused(by(&asked, TuneRecord::from_json(&divided).unwrap()), &["sm90 has no such algorithm"]);
         if out != DType::E4M3 {
             let elsewhere = forged(&report.record, "\"finish\": \"fused\"", "\"finish\": \"epilogue-kernel\"");
             refused(by(&asked, elsewhere), &["stores D itself", "whatever m is"]);
@@ -442,10 +447,8 @@ fn plan_of(handle: &Handle, desc: &GemmDesc, formulation: Formulation) -> TuneRe
 fn what_is_not_batch_invariant_is_refused_with_the_reason() {
     let Some(handle) = handle() else { return };
     let asked = |m, a: Operand, b| GemmDesc::new(m, 512, 1024, a, b, DType::Bf16).with_batch_invariant(true);
-    let remedy = "quantize both operands to e4m3 in schemes that sm90 serves and multiply on an sm_90, or do not ask";
-    let e5m2 = Scheme::Fp8Row(Fp8Format::E5M2);
+    let remedy = "quantize both operands to FP8 in schemes that sm90 serves and multiply on an sm_90, or do not ask";
     for (a, b) in [
-        (e5m2.into(), Scheme::Fp8Row(E4M3)),
         (BLK.into(), VEC),
         (Scheme::Nvfp4.into(), Scheme::Nvfp4),
         (Scheme::Mxfp8(E4M3).into(), Scheme::Mxfp8(E4M3)),

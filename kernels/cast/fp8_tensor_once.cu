@@ -10,7 +10,7 @@ constexpr u32 CLUSTER = 8;
 struct Meeting {
     u32 calls;    // so far
     u32 unused;
-    u64 parts[];  // of a block: the pattern of its amax, and in the lower half the number of the call that it is of
+    u64 parts[1];  // as many as blocks; of each the pattern of its amax, and in the lower half the number of the call that it is of
 };
 
 // The largest of all blocks' amax. All blocks run at once (a cooperative launch), so that each may wait for every other. A part and the number of its call are one access:

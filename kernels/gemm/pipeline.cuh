@@ -20,18 +20,14 @@ __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// One that waits for what the thread has loaded from shared memory: `read` has bits of all of it. An arrival alone overtakes loads that were issued before it, where they stand in a queue behind others that wait for
-// memory, and for longer than the next copy takes (observed: H200, 2026-11, once in 13,000 products that add to D: benches/record/2026-11-26-nvidia-h200-sm90/race.md). Which of two equal arrivals it is, the bits say: they must be there.
-__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 read) {
-    asm volatile("{.reg .pred some; setp.ne.u32 some, %1, 0xFFFFFFFF;"
-                 "@some mbarrier.arrive.shared::cta.b64 _, [%0]; @!some mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(barrier), "r"(read) : "memory");
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // The same in block `rank` of the cluster. Without `.release.cluster`: what orders the reads before it is the wait for the products
 // that made them, and with it a k-block took 2,000 cycles more (observed: H200, 2026-11).
-__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank, u32 read) {
-    asm volatile("{.reg .b32 at; .reg .pred some; setp.ne.u32 some, %2, 0xFFFFFFFF; mapa.shared::cluster.u32 at, %0, %1;"
-                 "@some mbarrier.arrive.shared::cluster.b64 _, [at]; @!some mbarrier.arrive.shared::cluster.b64 _, [at];}"
-                 ::"r"(barrier), "r"(rank), "r"(read) : "memory");
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile("{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at];}"
+                 ::"r"(barrier), "r"(rank) : "memory");
 }
 
 #ifdef SCALED_GEMM_BOUNDED_WAITS

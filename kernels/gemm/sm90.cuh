@@ -224,15 +224,30 @@ template <class C> struct Sm90Math {
         scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
     }
 
-    // One lane of a warp for each block of the cluster says that the warp has read the stage. `read`: bits of all that the lane has loaded from there, if that is anything.
+    // One lane of a warp for each block of the cluster says that the warp has read the stage: once what it loaded from there has arrived. An arrival does not wait for loads that were issued before
+    // it: they may stand in a queue behind additions to D, for longer than the next copy takes (observed: H200, 2026-11, once in 13,000 products that add to D, race.md of the record). So
+    // either the numbers have been used, or the bits of them, `read`, are voted on, and who arrives follows from that; which lane it is, does not matter.
     __device__ __forceinline__ void give_back(u32 stage, u32 read) {
-        const u32 lane = threadIdx.x % 32, empty = shared + C::EMPTY + 8 * stage;
+        const u32 other = __all_sync(0xFFFFFFFFu, read == 0xFFFFFFFFu) ? C::SHARERS : 0;
+        arrive(stage, threadIdx.x % 32 - other);
+    }
+
+    __device__ __forceinline__ void give_back_used(u32 stage) { arrive(stage, threadIdx.x % 32); }
+
+    __device__ __forceinline__ void arrive(u32 stage, u32 to) {
+        const u32 empty = shared + C::EMPTY + 8 * stage;
         __syncwarp();  // an arrival tells of what its own lane has read
         if (C::SHARERS > 1) {
-            if (lane < C::SHARERS) barrier_arrive_at(empty, lane, read);
-        } else if (lane == 0) {
-            barrier_arrive(empty, read);
+            if (to < C::SHARERS) barrier_arrive_at(empty, to);
+        } else if (to == 0) {
+            barrier_arrive(empty);
         }
+    }
+
+    // The stage of product `j`, where `now` are begun in this call.
+    __device__ __forceinline__ u32 stage_of(u32 j, u32 now, u32 each) const {
+        const u32 back = now / each - j / each + 1;
+        return ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back;
     }
 
     __device__ __forceinline__ void begin_at(u32 col) {
@@ -286,6 +301,8 @@ template <class C> struct Sm90Math {
                 for (u32 q = 0; q < 4; q++)
                     wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + C::atom_row(atom) * (128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
+                // It writes where the product DEPTH before it was: that one has been added up, and the scales it was multiplied by have been here.
+                if (VECTOR && i >= C::DEPTH && (i - C::DEPTH) % EACH == EACH - 1) give_back_used(stage_of(i - C::DEPTH, i, EACH));
                 if (TOGETHER) {
                     low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile_of<EDGE>(tiles, atom);
                     high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile_of<EDGE>(tiles, atom);
@@ -298,13 +315,14 @@ template <class C> struct Sm90Math {
                 else if (running == 2) wgmma_wait<2>();
                 else wgmma_wait<3>();
                 hold(part[done]);
-                // One stage back for each k-block that is begun and not done.
-                const u32 back = (i < ALL ? i / EACH : BLOCKS - 1) - j / EACH + 1;
-                const u32 stage = ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back;
+                const u32 stage = stage_of(j, i < ALL ? i : ALL - 1, EACH);
                 // Bits of what was loaded: scales of A, with those of B where they have been multiplied, else those too.
                 if (SCALED) read = __float_as_uint(low[done]) | __float_as_uint(high[done]);
                 if (C::CROSSED) read |= __float_as_uint(tiles[0]) | __float_as_uint(tiles[C::SCALE_PARTS - 1]);
-                if (!VECTOR && j % EACH == EACH - 1) give_back(stage, read);
+                if (!VECTOR && j % EACH == EACH - 1) {
+                    if (SCALED) give_back(stage, read);
+                    else give_back_used(stage);
+                }
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
                 for (u32 e = 0; e < PIECE; e += 4) {
@@ -316,14 +334,14 @@ template <class C> struct Sm90Math {
                     float2 col = {1.0f, 1.0f};
                     if (C::CROSSED) col.x = col.y = tile_of<EDGE>(tiles, j % C::ATOMS, 2 * e / C::CUT * C::CUT);
                     if (VECTOR) col = shared_pair(scale_b + stage * C::SCALES_B_BYTES + (j % C::ATOMS * C::ATOM + 2 * e) * 4);
-                    if (VECTOR) read |= __float_as_uint(col.x);
+                    if (VECTOR && j + C::DEPTH >= ALL) read |= __float_as_uint(col.x);
                     to[e] = __fmaf_rn(VECTOR || C::CROSSED ? low[done] * col.x : low[done], part[done][e], to[e]);
                     to[e + 1] = __fmaf_rn(VECTOR || C::CROSSED ? low[done] * col.y : low[done], part[done][e + 1], to[e + 1]);
                     to[e + 2] = __fmaf_rn(VECTOR || C::CROSSED ? high[done] * col.x : high[done], part[done][e + 2], to[e + 2]);
                     to[e + 3] = __fmaf_rn(VECTOR || C::CROSSED ? high[done] * col.y : high[done], part[done][e + 3], to[e + 3]);
                 }
-                // Scales of B are read until now.
-                if (VECTOR && j % EACH == EACH - 1) give_back(stage, read);
+                // Scales of B are read until now. Where another product follows in this call, the stage is given back behind that.
+                if (VECTOR && j % EACH == EACH - 1 && j + C::DEPTH >= ALL) give_back(stage, read);
             }
         }
     }
@@ -358,7 +376,7 @@ template <class C> struct Sm90Math {
     __device__ __forceinline__ void pass(u32 blocks) {
         for (u32 block = 0; block < blocks; block++) {
             barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
-            give_back(ring.stage, 0);
+            give_back_used(ring.stage);
             ring.advance();
         }
     }

@@ -141,7 +141,7 @@ pub(crate) fn code_order(desc: &GemmDesc, formulation: Formulation) -> Result<()
 
 /// Why this formulation does not give what [`GemmDesc::batch_invariant`] asks for, where it is asked for.
 ///
-/// Sm90 does, in every configuration (`sm90_rules::SumOrder`) and with one finish (`outline`). Nothing is claimed of cuBLASLt: it chooses among
+/// Sm90 does, in the configurations of one order of sums (`sm90_rules::SumOrder`), which are those it then has, and with one finish (`outline`). Nothing is claimed of cuBLASLt: it chooses among
 /// algorithms that it says little of, and its own flag for this, of 13.8 and newer, is not asked for, as no such version was at hand.
 pub(crate) fn batch_invariance(desc: &GemmDesc, formulation: Formulation) -> Result<(), String> {
     if !desc.batch_invariant {

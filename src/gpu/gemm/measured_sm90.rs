@@ -1,6 +1,6 @@
 //! Where our product for sm_90 is faster than both ways of the library: measured m of the shapes of published models, and rules for others.
 //!
-//! Made by `scripts/measured-choices.py`, as [`measured`](super::measured), from one record of an NVIDIA H200, `benches/record/2026-11-26-nvidia-h200-sm90/formulations.md`.
+//! Made by `scripts/measured-choices.py`, as [`measured`](super::measured), from one record of an NVIDIA H200 (2026-11-26; it was not kept: `benches/record/2026-11-26-nvidia-h200-sm90/beside.md` repeats a part of it).
 //! Which of the two is faster changes from one wave of tiles to the next: ours
 //! are of many sizes, the library's 128 x 128 mostly. So there are no ranges of m: at each m that was measured the record says, and elsewhere the rule.
 

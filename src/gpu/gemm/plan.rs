@@ -257,7 +257,7 @@ impl Handle {
         let cc = self.device().compute_capability;
         let remedy = match formulation::pair_kind(desc) {
             _ if desc.batch_invariant => {
-                "quantize both operands to e4m3 in schemes that sm90 serves and multiply on an sm_90, or do not ask for batch_invariant"
+                "quantize both operands to FP8 in schemes that sm90 serves and multiply on an sm_90, or do not ask for batch_invariant"
             }
             PairKind::Fp8(..) if cc < (8, 9) => {
                 "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_89 or newer"

@@ -252,6 +252,7 @@ impl<'a> GroupedGemmArgs<'a> {
         let reason = match grouped_scales(a.scheme(), b.scheme()) {
             Ok(scales) if (major, minor) == HOPPER => {
                 self.check_scales(scales == Sm90Scales::Outer { each: [false; 2] })?;
+                self.config.map_or(Ok(()), Sm90Config::check_groups)?;
                 self.check()?;
                 return Ok(Way::Launch(a, scales));
             }

@@ -73,7 +73,7 @@ fn check_d_apart(handle: &Handle, args: &mut GroupedGemmArgs<'_>, a: &QuantMatri
     let order = handle.queue().order();
     let bytes = d.extent_bytes();
     let d = d.data_mut().at(&order)?.slice(0, bytes);
-    check_operands_apart(&a.read(&order)?, &b.read(&order)?, &d)?;
+    check_operands_apart(&a.read(&order)?, &b.read_in_order(&order)?, &d)?;
     bias.as_ref().map_or(Ok(()), |bias| check_apart("a bias", &[&bias.data().at(&order)?], &d))
 }
 

@@ -25,7 +25,8 @@ pub(super) struct Whole<'a> {
 
 impl Whole<'_> {
     /// Refuses operands that do not fit together, and GPUs and schemes that have no such kernel.
-    fn check(&self, handle: &Handle, dw: &MatMut<'_>) -> Result<()> {
+    fn check(&self, handle: &Handle, dw: &MatMut<'_>, config: Option<Sm90Config>) -> Result<()> {
+        config.map_or(Ok(()), Sm90Config::check_groups)?;
         let &Self { dy, x, groups, ref rows } = self;
         let (major, minor) = handle.device().compute_capability;
         let reason = if (major, minor) != HOPPER {
@@ -82,7 +83,7 @@ impl Whole<'_> {
         config: Option<Sm90Config>,
         expected_rows: Option<usize>,
     ) -> Result<String> {
-        self.check(handle, dw)?;
+        self.check(handle, dw, config)?;
         let &Self { dy, x, groups, .. } = self;
         Ok(format!(
             "{groups} groups along k of {} rows, dW of {} x {} each\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time, others as long as their rows\n  because our kernels for sm_90 serve {SCHEME} on both sides",
@@ -100,7 +101,7 @@ impl Whole<'_> {
         config: Option<Sm90Config>,
         expected_rows: Option<usize>,
     ) -> Result<()> {
-        self.check(handle, dw)?;
+        self.check(handle, dw, config)?;
         let &Self { dy, x, groups, ref rows } = self;
         let [m, n, k] = [dy.rows(), x.rows(), dy.cols()];
         if groups == 0 || m == 0 || n == 0 || k == 0 {

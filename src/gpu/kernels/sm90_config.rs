@@ -159,11 +159,20 @@ impl Sm90Config {
         if matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped) {
             return self.casts_nothing();
         }
+        self.has_no_groups()
+    }
+
+    fn has_no_groups(self) -> Error {
         Error::unsupported(
             format!("the configuration {self} of a product of groups"),
             "blocks that divide k have one tile of one product each, and groups have any number of tiles",
             "ask for a configuration without -k in its name, or for none",
         )
+    }
+
+    /// Whether it has kernels for groups.
+    pub(crate) fn check_groups(self) -> Result<()> {
+        if self.k_parts() == 1 { Ok(()) } else { Err(self.has_no_groups()) }
     }
 
     /// The tile of its kernel of this kind, if there is one.

@@ -7,10 +7,10 @@ use crate::gpu::matrix::QuantMatrix;
 
 impl QuantMatrix {
     /// Puts the codes into this order, in place, exactly and reversibly: NVFP4 weights of products with few rows are decoded in fewer operations from
-    /// [`CodeOrder::Repacked`], which products by [`Formulation::SmallM`](crate::Formulation) have the same bits with, row for row.
+    /// [`CodeOrder::Repacked`], which products by [`Formulation::SmallM`](crate::Formulation) have the same bits with in the same configuration; the planner may choose another one for it.
     ///
     /// Scales stay where they are, and so do values that the matrix [keeps](QuantMatrix::keep_dequantized). Products of any number of plain or NVFP4 rows of A read repacked
-    /// codes ([`Formulation::DequantizedBf16`](crate::Formulation) those of many), and so do groups of plain rows, [`Handle::dequantize_into`] and [`QuantMatrix::to_host`], which gives the
+    /// codes ([`Formulation::DequantizedBf16`](crate::Formulation) those of many), and so do groups of plain or NVFP4 rows, [`Handle::dequantize_into`] and [`QuantMatrix::to_host`], which gives the
     /// published order, as files have it. Everything else refuses them, writers too; the remedy is `repack` with [`CodeOrder::Published`]. Memory that several matrices share
     /// (`DeviceBuffer::from_raw`) only one of them may repack.
     ///
