@@ -28,13 +28,8 @@ fn hopper() -> Option<Handle> {
 /// Every pair of schemes, with E5M2 on either side.
 fn pairs() -> Vec<(Scheme, Scheme)> {
     use Scheme::{Fp8Group1x128 as Vec128, Fp8Group128x128 as Blk, Fp8Row as Row, Fp8Tensor as Tensor};
-    let kinds: [fn(Fp8Format, Fp8Format) -> (Scheme, Scheme); 4] = [
-        |a, b| (Vec128(a), Blk(b)),
-        |a, b| (Vec128(a), Vec128(b)),
-        |a, b| (Row(a), Row(b)),
-        |a, b| (Tensor(a), Tensor(b)),
-    ];
-    kinds.into_iter().flat_map(|of| [of(E5M2, E4M3), of(E4M3, E5M2)]).collect()
+    let of = |a, b| [(Vec128(a), Blk(b)), (Vec128(a), Vec128(b)), (Row(a), Row(b)), (Tensor(a), Tensor(b))];
+    [of(E5M2, E4M3), of(E4M3, E5M2)].into_iter().flatten().collect()
 }
 
 fn check(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], pair: (Scheme, Scheme), case: Case) -> f64 {
