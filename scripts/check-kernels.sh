@@ -4,6 +4,7 @@
 # compiled for 90 or above: below, kernels do not wait for the one before them (kernels/base/launch.cuh). No machine code may have
 # a maximum of packed 16-bit floats: amax is exact, in FP32 or by integers; that the search finds one, a kernel that has it says. None may touch memory
 # before it waits for the kernel before (ptxas moves `ld.global.nc` over the wait), but for products that are links of chains, which load weights.
+# In products with two vectors of scales no warp may give a stage back while scales that it loaded from there are on their way (Sm90Math::give_back in sm90.cuh).
 # Needs nvcc and cuobjdump, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -58,6 +59,33 @@ def contents(image):
 LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight|sixteen|narrow) ")
 
 
+def overtaken(listing):
+    """Products with two vectors of scales in which an arrival at a barrier of the block does not wait for loads of pairs (scales of B) that were issued before it: those whose scoreboard nobody has
+    waited for since. Of each instruction's second word the upper bits are the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
+    found, arrivals, function, words = set(), {}, None, None
+    for line in listing.splitlines():
+        if name := re.match(r"\s+Function : (\S+)", line):
+            function, waited_for, loose = name[1], {}, False
+        elif first := re.match(r"\s*/\*[0-9a-f]{4,5}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
+            words = first[1].split()
+        elif words and (second := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/", line)):
+            control = int(second[1], 16) >> 41
+            sets, waits = control >> 5 & 7, control >> 11 & 63
+            waited_for = {board: pair for board, pair in waited_for.items() if not waits >> board & 1}
+            name = next(word for word in words if not word.startswith("@"))
+            if "_vector_" in function and name.startswith("SYNCS.ARRIVE") and "A1T0" in name:
+                arrivals[function] = arrivals.get(function, 0) + 1
+                if loose or any(waited_for.values()):
+                    found.add(function)
+            elif name.startswith("LDS"):
+                pair = loose or name == "LDS.64"
+                loose = pair and sets == 7
+                if sets != 7:
+                    waited_for[sets] = waited_for.get(sets, False) or pair
+            words = None
+    return found, arrivals
+
+
 def faults(image):
     """Functions of machine code by GPU, those of them with a maximum of two 16-bit floats, and those that touch memory before they wait."""
     listing = subprocess.run(["cuobjdump", "-sass", image], check=True, capture_output=True, text=True).stdout
@@ -77,7 +105,7 @@ def faults(image):
         elif not waited and (access := re.search(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b", line)):
             if not (LINK.match(function) and access[1] in ("LDG", "LDGSTS")):
                 early.add(function)
-    return functions, narrow, early
+    return functions, narrow, early, *overtaken(listing)
 
 
 # That a maximum of packed 16-bit floats is found where there is one, on every GPU, and what comes before a wait: of links what they store.
@@ -108,6 +136,26 @@ extern "C" __global__ void gemm_small_m_block_8_two(float *x) {
     x[1] = 1;
 }
 #endif
+#if __CUDA_ARCH__ == 900
+// Arrives at once, and when what it loaded was there.
+#define ARRIVES(name, condition)                                                                                          \\
+    extern "C" __global__ void name(float *x) {                                                                           \\
+        asm volatile("griddepcontrol.wait;" ::: "memory");                                                                \\
+        __shared__ unsigned long long barrier;                                                                            \\
+        __shared__ float2 pairs[32];                                                                                      \\
+        const unsigned at = (unsigned)__cvta_generic_to_shared(&barrier);                                                 \\
+        pairs[threadIdx.x] = {x[0], x[1]};                                                                                \\
+        if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");                \\
+        __syncthreads();                                                                                                  \\
+        float2 v;                                                                                                         \\
+        const unsigned from = (unsigned)__cvta_generic_to_shared(pairs + 31 - threadIdx.x);                               \\
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");                    \\
+        if (condition) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");                      \\
+        x[threadIdx.x] = v.x + v.y;                                                                                       \\
+    }
+ARRIVES(control_vector_overtaken, threadIdx.x == 0)
+ARRIVES(control_vector_waits, threadIdx.x == (v.x == 1.0f))
+#endif
 """
 # Those of them that touch memory before they wait; the two of maxima never wait.
 EARLY = {
@@ -120,7 +168,10 @@ with tempfile.TemporaryDirectory() as folder:
     for gpu in sorted(set(re.findall(r'"(sm_\d+a?)"', pathlib.Path("build.rs").read_text()))):
         image = source.with_name(f"{gpu}.cubin")
         subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", f"-arch={gpu}", "-cubin", "-o", image, source], check=True)
-        functions, narrow, early = faults(image)
+        functions, narrow, early, hasty, arrivals = faults(image)
+        if gpu.startswith("sm_90") and (hasty != {"control_vector_overtaken"} or len(arrivals) != 2):
+            print(f"{gpu}: arrivals that overtake loads were found in {sorted(hasty)} of {sorted(arrivals)}: this check sees nothing there")
+            failed = True
         found = {name.split()[0] for name in narrow}
         if found != {"largest_bf16", "largest_f16"}:
             print(f"{gpu}: the maximum of packed 16-bit floats was found in {sorted(found)} of largest_bf16 and largest_f16: this check sees nothing there")
@@ -144,7 +195,12 @@ for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
     names = " ".join(f"sm_{gpu}" for gpu in sorted(code)) + "".join(f" + PTX {gpu}" for gpu in ptx)
     print(f"{source}: {image.stat().st_size} bytes, {names}" + ("" if good else f"; wanted {sorted(wanted)}" + " and PTX for 90 or above" * (last == LATER)))
     failed = failed or not good
-    functions, narrow, early = faults(image)
+    functions, narrow, early, hasty, arrivals = faults(image)
+    # Each of them has math warps that give stages back.
+    silent = {name for names in functions.values() for name in names if "_vector_" in name and name not in arrivals}
+    for name in sorted(hasty | silent):
+        print(f"{source}: {name} gives a stage back while scales that it loaded from there may be on their way, or nothing of it was seen")
+        failed = True
     if set(functions) != code or len({len(names) for names in functions.values()}) != 1:
         print(f"{source}: functions were disassembled for {sorted(functions)}, not for each of {sorted(code)}, or not as many")
         failed = True

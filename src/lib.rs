@@ -64,11 +64,11 @@
 //! | `fp8-row` x `fp8-row` | sm_90: native, rescaled, sm90 and, in E4M3 for m up to 32, small-m; other GPUs from sm_89 on: rescaled |
 //! | `fp8-1x128` x `fp8-128x128` | sm_90: native, repeated scales, sm90 and, in E4M3 for m up to 32, small-m |
 //! | `fp8-128x128` x `fp8-1x128`, `fp8-1x128` x `fp8-1x128` | sm_90: native, and of the second sm90 |
-//! | `nvfp4` or `nvfp4-row` x either | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 or F16; sm_90, few rows: small-m |
-//! | `mxfp8` x `mxfp8` | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16; sm_90, few rows, B in E4M3: small-m |
-//! | `mxfp4` or `mxfp8` x `mxfp4` | sm_80 and newer: dequantized BF16; sm_90, few rows: small-m |
-//! | BF16 or F16 x `nvfp4`, `nvfp4-row` or `mxfp4`; BF16 x `mxfp8` | sm_80 and newer: dequantized; sm_90, few rows, of `mxfp8` E4M3: small-m |
-//! | BF16 or F16 x `fp8-tensor`, `fp8-row`, `fp8-1x128` or `fp8-128x128`, E4M3 | sm_90, few rows: small-m |
+//! | `nvfp4` or `nvfp4-row` x either | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 or F16; few rows: small-m |
+//! | `mxfp8` x `mxfp8` | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16; few rows, B in E4M3: small-m |
+//! | `mxfp4` or `mxfp8` x `mxfp4` | sm_80 and newer: dequantized BF16; few rows: small-m |
+//! | BF16 or F16 x `nvfp4`, `nvfp4-row` or `mxfp4`; BF16 x `mxfp8` | sm_80 and newer: dequantized; few rows, of `mxfp8` E4M3: small-m |
+//! | BF16 or F16 x `fp8-tensor`, `fp8-row`, `fp8-1x128` or `fp8-128x128`, E4M3 | sm_80 and newer, few rows: small-m |
 //!
 //! `small-m` of weights that it decodes takes up to 64 rows of A, of NVFP4 and MXFP4 k a multiple of 32, and is planned up to 16, and where B keeps no
 //! dequantized values for more (docs/performance.md).

@@ -132,7 +132,7 @@ pub struct BenchArgs {
     pub quantizers: bool,
     /// Time products of few rows (m of 1, 8 and 16 if left out) of the linear layers of DeepSeek-V3, Llama-3-70B and Qwen3-32B by every way that serves them (GPU only):
     /// bytes of weights a second against a copy, against BF16 and the best other way, and tokens a second of each model's linear layers. Schemes are fp8-128x128,
-    /// fp8-row and nvfp4 if left out. It takes minutes.
+    /// fp8-row and nvfp4 if left out, NVFP4 weights also repacked. It takes minutes.
     #[arg(long, conflicts_with_all = ["quantizers", "shapes", "plot"])]
     pub decode: bool,
     /// Print JSON; or with a name, write it to this file and print the tables.
@@ -448,7 +448,8 @@ pub struct GemmArgs {
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Rows of D with the same bits whatever the number of rows of A and whichever rows stand beside
-    /// them: sm_90, E4M3 with scales of 1x128 x 128x128, 1x128 x 1x128, rows or matrices; refused elsewhere.
+    /// them: sm_90, FP8 codes (E5M2 on one side at most) with scales of 1x128 x 128x128, 1x128 x 1x128,
+    /// rows or matrices; refused elsewhere.
     #[arg(long)]
     pub batch_invariant: bool,
     /// Measured choices to use: a file that `tune` wrote.

@@ -285,7 +285,7 @@ impl Listing {
             Some(matrix) => format!("its matrix is named {matrix}"),
             None => self.or_lost_cast(
                 name,
-                "FP8 matrices have dtype F8_E4M3 or F8_E5M2, NVFP4 ones U8 and an F8_E4M3 scale; quantize plain ones first",
+                "FP8 matrices have dtype F8_E4M3 or F8_E5M2, NVFP4 and MXFP4 ones U8 and scales of blocks; quantize plain ones first",
             ),
         };
         Err(self.refuse(name, format!("has dtype {}", codes.dtype), remedy))

@@ -5,7 +5,7 @@
 use super::scheme::{BlockScaleFormat, CodeFormat, Scheme};
 use crate::error::{Error, Result};
 
-/// How the codes of a matrix lie in device memory. Files and host matrices have the published order alone.
+/// How the codes of a matrix lie in device memory. Files and host matrices never have the repacked one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum CodeOrder {
     /// Row-major; of E2M1 two codes a byte, the even column in the low half.

@@ -93,7 +93,7 @@ impl Device for Cpu {
         Err(Error::unsupported(
             "--batch-invariant on the CPU",
             "only the kernels for sm_90 promise it",
-            "leave it out, or use --device cuda",
+            "leave it out, or for FP8 operands use --device cuda on an sm_90",
         ))
     }
 

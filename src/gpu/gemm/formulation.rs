@@ -34,7 +34,7 @@ pub enum Formulation {
     /// ([`Sm90Config::k_parts`](crate::Sm90Config::k_parts)), and a row of D may change its last bits with m: who wants rows of the same bits whatever m is and whichever rows stand beside
     /// them asks for them by [`GemmDesc::batch_invariant`].
     Sm90,
-    /// `D = residual + activation(alpha A B^T + beta D + bias)` for few rows of A on sm_90 by our own kernels, in one pass over B. At most 32 rows where both
+    /// `D = residual + activation(alpha A B^T + beta D + bias)` for few rows of A by our own kernels, on sm_90 where both sides are FP8, else on sm_80 and newer, in one pass over B. At most 32 rows where both
     /// sides are E4M3, with scales of 1x128 x 128x128, of rows or of whole matrices: sums FP32 from one block of 128 along k to the next, whatever
     /// [`Accumulation`](crate::Accumulation) is asked for. At most 64 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32, or where it is MXFP8 in
     /// E4M3: codes times block scales as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. Values that B

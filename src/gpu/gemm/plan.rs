@@ -434,13 +434,14 @@ impl GemmPlan {
     /// `D = epilogue(alpha * A Bᵀ + beta * D)`: A `m x k`, B `n x k`, D `m x n` row-major.
     ///
     /// Operands are those of [`GemmPlan::desc`], 16-byte aligned; D's old value is read only with `accumulate`. What follows the sum, and in what
-    /// order, says [`Epilogue`](crate::Epilogue). D must lie apart from all that is read: borrows see to that, but of memory that is passed by its address only
-    /// an A that the call quantizes is looked at.
+    /// order, says [`Epilogue`](crate::Epilogue). D must lie apart from all that is read: borrows see to that, but of memory that is passed by its address
+    /// an A that the call quantizes and the residual are looked at, as far as their rows reach, and a D that overlaps is refused.
+    ///
     /// Enqueued on the handle's stream: allocates nothing, asks no heuristic, waits for nothing, logs nothing; safe inside
     /// graph capture, which keeps the addresses, alpha and beta it saw.
     ///
     /// # Errors
-    /// [`Error::Shape`] if an operand is not as planned; [`Error::Alignment`]; [`Error::Unsupported`] on another handle or
+    /// [`Error::Shape`] if an operand is not as planned, or D overlaps one of these; [`Error::Alignment`]; [`Error::Unsupported`] on another handle or
     /// for a B that [`GemmPlan::prepare`] has not seen; [`Error::Cublas`] or [`Error::Driver`] if a launch fails.
     pub fn execute(&mut self, handle: &Handle, mut args: GemmArgs<'_>) -> Result<()> {
         let desc = args.desc()?;

@@ -216,7 +216,8 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { expected_rows: Some(rows), ..self }
     }
 
-    /// This configuration of `sm90` and no other. Results are the same in every bit. Not of a plain A.
+    /// This configuration of `sm90` and no other, of those whose [`Sm90Config::k_parts`] is 1; others are refused. Results are the same in every bit. Only for operands that `sm90` multiplies: not of a
+    /// plain A, nor of block scales.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
     }
@@ -247,6 +248,7 @@ impl<'a> GroupedGemmArgs<'a> {
                 return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?, a.dtype()));
             }
         };
+        a.check_published("A of a grouped product")?;
         pair::check_basis(a.basis(), b.basis())?;
         let (major, minor) = handle.device().compute_capability;
         let reason = match grouped_scales(a.scheme(), b.scheme()) {
@@ -263,9 +265,15 @@ impl<'a> GroupedGemmArgs<'a> {
         // A pair that nobody multiplies has a reason of its own.
         let device = handle.device().to_string();
         pair::check_pair(a.scheme(), b.scheme(), &device)?;
+        if self.config.is_some() {
+            return Err(Error::unsupported(
+                format!("a configuration of sm90 for groups of {} x {}", a.scheme(), b.scheme()),
+                reason,
+                "leave it out",
+            ));
+        }
         let in_slots = slots::why_not(self, a);
         if let Some((weights, dtype)) = few::served_quantized(handle, a.scheme(), b, self.d.dtype())
-            && self.config.is_none()
             && (in_slots.is_some() || self.usual_rows() <= MOST_DECODED_ROWS)
         {
             self.check()?;
@@ -378,13 +386,13 @@ impl GroupedGemmArgs<'_> {
 
 impl Handle {
     /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` for every group g, in one launch where our kernels for sm_90 serve the pair: then rows of D that belong to
-    /// no group are not touched, and equal rows have equal results, whatever else is multiplied. D must not overlap what is read. Other pairs, in slots, take one product a slot
+    /// no group are not touched, and equal rows have equal results, whatever else is multiplied. D must not overlap what is read. Of block scales on both sides a launch that dequantizes A goes before. Other pairs, in slots, take one product a slot
     /// ([`GroupedGemmArgs::explain`], which also says why they are not cuBLASLt's own grouped products).
     ///
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
     /// [`GroupedWeightGradient`] is that of the matrices.
     ///
-    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], or [`KernelFamily::SmallMGroups`] for a plain A, and [`KernelFamily::Grouped`] where
+    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], or [`KernelFamily::SmallMGroups`] for a plain A or one with block scales, and [`KernelFamily::Grouped`] where
     /// [`GroupedGemmArgs::clamped`] is given) one launch allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
     /// counts at each launch. The first call with an A that is dequantized may allocate scratch memory
     /// and load its scheme's family, and products of slots are planned at theirs, as those of [`Handle::scaled_gemm`] are: call it once before a capture, with the same operands' shapes.

@@ -17,9 +17,6 @@ pub(super) fn why_not(args: &GroupedGemmArgs<'_>, a: &QuantMatrix) -> Option<Str
         GroupedRows::Masked { slot_rows, .. } if !slot_rows.is_multiple_of(128) => Some(format!(
             "slots of {slot_rows} rows are cut out of A for one product each if that is a multiple of 128"
         )),
-        GroupedRows::Masked { .. } if args.config.is_some() => {
-            Some("a configuration of sm90 was asked for".to_string())
-        }
         GroupedRows::Masked { .. } => [("A", a), ("B", args.b)].into_iter().find_map(|(operand, x)| {
             let whole = x.rows_part(0..0).is_some();
             (!whole).then(|| {

@@ -91,7 +91,7 @@ impl<'a> GroupedWeightGradient<'a> {
         Self { expected_rows: Some(rows), ..self }
     }
 
-    /// One launch in this configuration and no other. Results are the same in every bit.
+    /// One launch in this configuration and no other, of those whose [`Sm90Config::k_parts`] is 1; others are refused. Results are the same in every bit.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
     }

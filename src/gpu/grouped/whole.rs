@@ -26,7 +26,6 @@ pub(super) struct Whole<'a> {
 impl Whole<'_> {
     /// Refuses operands that do not fit together, and GPUs and schemes that have no such kernel.
     fn check(&self, handle: &Handle, dw: &MatMut<'_>, config: Option<Sm90Config>) -> Result<()> {
-        config.map_or(Ok(()), Sm90Config::check_groups)?;
         let &Self { dy, x, groups, ref rows } = self;
         let (major, minor) = handle.device().compute_capability;
         let reason = if (major, minor) != HOPPER {
@@ -45,6 +44,7 @@ impl Whole<'_> {
                 remedy: "cast each slot to a transpose of its own (Handle::quantize_slots_transposed_into), and pass these to GroupedWeightGradient::new".to_string(),
             });
         }
+        config.map_or(Ok(()), Sm90Config::check_groups)?;
         pair::check_basis(dy.basis(), x.basis())?;
         if dy.cols() != x.cols() {
             return Err(Error::shape(

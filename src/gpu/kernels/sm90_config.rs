@@ -39,7 +39,7 @@ pub enum Sm90Config {
     /// 64 x 64, two blocks on a multiprocessor.
     #[serde(rename = "64x64-two")]
     Tile64x64Two,
-    /// 128 x 64, two blocks divide k, as in those that follow: where tiles are too few for the GPU, and k is long.
+    /// 128 x 64, two blocks divide k: where tiles are too few for the GPU, and k is long.
     #[serde(rename = "128x64-k2")]
     Tile128x64K2,
     /// 64 x 64, two blocks divide k.
@@ -105,7 +105,7 @@ impl Sm90Config {
     }
 
     /// In how many parts it adds up k, of which each is added up by itself, and then they are: 1, or as many blocks as divide it. Configurations of equal
-    /// parts give an element the same bits.
+    /// parts give an element the same bits. Batch-invariant products and products of groups take those of 1 part alone.
     pub fn k_parts(self) -> usize {
         self.tile().split
     }

@@ -7,14 +7,14 @@ use crate::gpu::matrix::QuantMatrix;
 
 impl QuantMatrix {
     /// Puts the codes into this order, in place, exactly and reversibly: NVFP4 weights of products with few rows are decoded in fewer operations from
-    /// [`CodeOrder::Repacked`], which products by [`Formulation::SmallM`](crate::Formulation) have the same bits with in the same configuration; the planner may choose another one for it.
+    /// [`CodeOrder::Repacked`]. Products by [`Formulation::SmallM`](crate::Formulation) have the same bits in the same configuration; the planner may choose another one for repacked codes.
     ///
     /// Scales stay where they are, and so do values that the matrix [keeps](QuantMatrix::keep_dequantized). Products of any number of plain or NVFP4 rows of A read repacked
-    /// codes ([`Formulation::DequantizedBf16`](crate::Formulation) those of many), and so do groups of plain or NVFP4 rows, [`Handle::dequantize_into`] and [`QuantMatrix::to_host`], which gives the
+    /// codes ([`Formulation::DequantizedBf16`](crate::Formulation) those of many), and so do groups of plain or NVFP4 rows, SwiGLU of plain rows ([`FusedGemmArgs::swiglu_weight_only`](crate::FusedGemmArgs::swiglu_weight_only)), [`Handle::dequantize_into`] and [`QuantMatrix::to_host`], which gives the
     /// published order, as files have it. Everything else refuses them, writers too; the remedy is `repack` with [`CodeOrder::Published`]. Memory that several matrices share
     /// (`DeviceBuffer::from_raw`) only one of them may repack.
     ///
-    /// Allocates nothing and waits for nothing. A matrix that lies so already is left as it is.
+    /// Allocates nothing and waits for nothing; a first use loads kernels, as in [`Handle::quantize`]. A matrix that lies so already is left as it is.
     ///
     /// ```no_run
     /// use scaled_gemm::{CodeOrder, Handle, QuantMatrix, Result};

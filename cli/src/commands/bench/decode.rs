@@ -273,7 +273,7 @@ fn describe(
     text += &table(header, 0, &rows);
     text += "\nx: times faster, without quantization of A. Weights are cold; calls follow one another as in a captured graph, \
              chained: in a scope of Handle::chain; repacked: \
-             the planned product with QuantMatrix::repack.\n\n";
+             the planned product with QuantMatrix::repack; empty where the weights have no such order.\n\n";
     text += "Linear layers of models, added up from the products above, with quantization of A (attention, norms, router and head not counted; \
              experts chosen evenly):\n\n";
     let header = ["model", "tokens at once", "A x B", "ms", "tokens/s", "chained", "bf16 tokens/s", "x bf16"];
