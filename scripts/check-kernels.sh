@@ -105,7 +105,7 @@ def faults(image):
         elif not waited and (access := re.search(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b", line)):
             if not (LINK.match(function) and access[1] in ("LDG", "LDGSTS")):
                 early.add(function)
-    return functions, narrow, early, *overtaken(listing)
+    return functions, narrow, early, *(overtaken(listing) if "_vector_" in listing else (set(), {}))
 
 
 # That a maximum of packed 16-bit floats is found where there is one, on every GPU, and what comes before a wait: of links what they store.
