@@ -71,7 +71,7 @@
 //! | BF16 or F16 x `fp8-tensor`, `fp8-row`, `fp8-1x128` or `fp8-128x128`, E4M3 | sm_80 and newer, few rows: small-m |
 //!
 //! `small-m` of weights that it decodes takes up to 64 rows of A, of NVFP4 and MXFP4 k a multiple of 32, and is planned up to 16, and where B keeps no
-//! dequantized values for more (docs/performance.md).
+//! dequantized values for more (docs/products.md).
 //!
 //! Beside products: casts to groupings that no product reads ([`CastScheme`], [`HostCastMatrix`]; docs/casts.md), producers that are cast unstored (SwiGLU, norms,
 //! activations: [`reference::swiglu`], [`reference::rms_norm`]), many matrices in one buffer ([`GroupedScheme`], [`HostGroupedTensor`]), rows of experts (docs/numerics.md), a
