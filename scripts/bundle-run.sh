@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a bundle made by scripts/bundle.sh on a GPU machine.
-# usage: run.sh test [NAME...] | bench [NAME...] | exhaustive | sanitize [TOOL...] | nvrtc [NAME...] | all | where
+# usage: run.sh test [NAME...] | bench [NAME...] | exhaustive | hunt [SECONDS] | sanitize [TOOL...] | nvrtc [NAME...] | all | where
 # results under $OUT (default: ./out); where: prints the folder that holds the program and the executables
 # The archive is unpacked once: into $UNPACK, else beside itself, and where others may write there into a fresh folder that is
 # removed at the end (not after `where`). What lies there is run, so nobody else may put it there.
@@ -35,25 +35,55 @@ fi
 out=${OUT:-$PWD/out}
 mkdir -p "$out"
 export SCALED_GEMM_REQUIRE_GPU=1 SCALED_GEMM_CACHE=${SCALED_GEMM_CACHE:-$here/kernel-cache}
-export SCALED_GEMM_COMMIT="$(tr '\n' ' ' <"$here/commit" 2>/dev/null)"
+export SCALED_GEMM_COMMIT="$(cat "$here/commit" 2>/dev/null | tr '\n' ' ')"
 failed=0
-run_tests() { # wrapper..., then names after --
-    local wrapper=()
-    while [ $# -gt 0 ] && [ "$1" != -- ]; do wrapper+=("$1"); shift; done
-    [ $# -gt 0 ] && shift
-    local names=("$@")
+# Tests of these compare times, or ask how much memory the GPU has free: nothing runs beside them.
+alone='gpu_tune cli_gpu gpu_memory'
+# Suites whose kernels NVRTC compiles under `nvrtc`.
+compiled='gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear
+    gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked'
+run_suite() { # name: one suite, with its words in a log, and how it ended beside that
+    local threads=${TEST_THREADS:-4} begin=$SECONDS status=0
+    case " $alone " in *" $1 "*) threads=1 ;; esac
+    # The tests read files relative to the package.
+    (cd "$here" && exec "tests/$1" --test-threads="$threads") >"$logs/$1.log" 2>&1 || status=$?
+    echo "$status $((SECONDS - begin))" >"$logs/$1.ended"
+}
+run_tests() { # names, or none: all. TEST_JOBS suites side by side, then one by one those that want the GPU alone
+    local names=("$@") name status seconds
     [ ${#names[@]} -gt 0 ] || names=($(cd "$here/tests" && ls))
     for name in "${names[@]}"; do
-        local threads="${TEST_THREADS:-4}"
-        case "$name" in gpu_tune | cli_gpu) threads=1 ;; esac # tests of these compare times: nothing beside them
-        # The tests read files relative to the package.
-        if (cd "$here" && "${wrapper[@]}" "tests/$name" --test-threads="$threads") >"$logs/$name.log" 2>&1; then
-            echo "ok      $name: $(grep -h '^test result' "$logs/$name.log" | tail -1)"
-        else
-            echo "FAILED  $name"; grep -E 'panicked|FAILED|ERROR SUMMARY|must be|skipped' -A2 "$logs/$name.log" | tail -40; failed=1
-        fi
+        case " $alone " in *" $name "*) continue ;; esac
+        while [ "$(jobs -rp | wc -l)" -ge "${TEST_JOBS:-8}" ]; do wait -n; done
+        run_suite "$name" &
     done
-    cat "$logs"/*.log >>"$out/tests.txt" 2>/dev/null
+    wait
+    for name in "${names[@]}"; do
+        case " $alone " in *" $name "*) run_suite "$name" ;; esac
+    done
+    for name in "${names[@]}"; do
+        read -r status seconds <"$logs/$name.ended"
+        if [ "$status" = 0 ]; then
+            echo "ok      $name: $(grep -h '^test result' "$logs/$name.log" | tail -1) ($seconds s)"
+        else
+            echo "FAILED  $name (exit status $status, $seconds s)"
+            grep -E 'panicked|FAILED|ERROR SUMMARY|must be|skipped|No such file' -A2 "$logs/$name.log" | tail -40
+            failed=1
+        fi
+        cat "$logs/$name.log" >>"$out/tests.txt"
+    done
+}
+hunt() { # seconds: eight processes that launch products at once and compare bits
+    local process found
+    for process in 1 2 3 4 5 6 7 8; do
+        (cd "$here" && SCALED_GEMM_HUNT=$1 exec tests/gpu_batch_invariant --ignored --nocapture many_launches) >"$logs/hunt-$process.log" 2>&1 &
+    done
+    wait
+    for process in 1 2 3 4 5 6 7 8; do
+        found=$(grep -hE 'launches|panicked' -A2 "$logs/hunt-$process.log" | tail -4)
+        if grep -q '^test result: ok. 1 passed' "$logs/hunt-$process.log"; then echo "ok      hunt $process: $found"; else echo "FAILED  hunt $process: $found"; failed=1; fi
+    done
+    cat "$logs"/hunt-*.log >>"$out/hunt.txt"
 }
 run_benches() {
     local names=("$@")
@@ -64,12 +94,13 @@ run_benches() {
     done
 }
 case $what in
-    test) run_tests -- "$@" ;;
+    test) run_tests "$@" ;;
     bench) run_benches "$@" ;;
-    exhaustive) SCALED_GEMM_EXHAUSTIVE=1 run_tests -- gpu_e2m1 ;;
+    exhaustive) SCALED_GEMM_EXHAUSTIVE=1 run_tests gpu_e2m1 ;;
+    hunt) hunt "${1:-30}" ;;
     nvrtc)
-        [ $# -gt 0 ] || set -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked
-        SCALED_GEMM_KERNELS=nvrtc run_tests -- "$@" ;;
+        [ $# -gt 0 ] || set -- $compiled
+        SCALED_GEMM_KERNELS=nvrtc run_tests "$@" ;;
     sanitize)
         # memcheck must be clean for every kernel. The other tools know nothing of the barriers in cuBLASLt's kernels and
         # report them: there, lines that name one of ours count. The suites that cross everything would take hours under
@@ -154,7 +185,7 @@ case $what in
             done
         done ;;
     where) echo "$here" ;;
-    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked; run_benches ;;
-    *) echo "usage: run.sh test | bench | exhaustive | sanitize | nvrtc | all | where" >&2; exit 2 ;;
+    all) run_tests; SCALED_GEMM_KERNELS=nvrtc run_tests $compiled; run_benches ;;
+    *) echo "usage: run.sh test | bench | exhaustive | hunt | sanitize | nvrtc | all | where" >&2; exit 2 ;;
 esac
 exit $failed
