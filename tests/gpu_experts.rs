@@ -339,6 +339,24 @@ fn a_scale_for_each_group_is_that_of_its_operand_alone() {
 
 /// Each slot, and each group's matrix, has the same largest number, so that it has the scales alone that it has among all.
 #[test]
+fn groups_without_rows_or_columns_are_bounded() {
+    let Some(handle) = handle() else { return };
+    let pair = [Scheme::Fp8Tensor(Fp8Format::E5M2), Scheme::Fp8Tensor(Fp8Format::E4M3)];
+    let [a, b] = pair.map(|scheme| QuantMatrix::zeros(&handle, scheme, 0, K).unwrap());
+    let (mut d, counts) = (handle.alloc(0).unwrap(), handle.alloc(0).unwrap());
+    let mut call = |groups| {
+        let rows = GroupedRows::Masked { slot_rows: 0, counts: counts.view() };
+        let d = MatMut::new(&mut d, DType::F32, 0, 0).unwrap();
+        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, groups, rows, d))
+    };
+    call(0).unwrap();
+    for groups in [1 << 31, 1 << 40, usize::MAX] {
+        let error = call(groups).unwrap_err().to_string();
+        assert!(error.contains(&format!("{groups} groups")) && error.contains("fewer than 2^31"), "{error}");
+    }
+}
+
+#[test]
 fn slots_of_other_pairs_are_what_each_is_alone() {
     let Some(handle) = handle() else { return };
     let e4m3 = Fp8Format::E4M3;

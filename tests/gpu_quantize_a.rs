@@ -348,4 +348,13 @@ fn what_cannot_be_is_refused_with_a_remedy() {
         &["D", "must not overlap A", "memory of its own"],
     );
     assert!(matches!(error, Error::Shape { .. }));
+    // Where only memory behind A's rows overlaps D.
+    let (address, _guard) = memory.device_ptr(handle.stream());
+    // SAFETY: `memory` is alive to the end of this test, which waits for the call.
+    let (a, d) =
+        unsafe { (DeviceBytes::from_raw(address, 1536), scaled_gemm::DeviceBytesMut::from_raw(address + 1024, 256)) };
+    let a = MatRef::new(a, DType::Bf16, 2, 256).unwrap();
+    let d = MatMut::new(d, DType::Bf16, 2, 64).unwrap();
+    handle.scaled_gemm(GemmArgs::quantize_a(a, vector, &weights, d)).unwrap();
+    handle.synchronize().unwrap();
 }

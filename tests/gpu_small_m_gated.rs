@@ -208,6 +208,7 @@ fn others_are_of_sm90_or_refused() {
     assert!(text(&a, forced).unwrap().contains("one launch of small-m, two, k split by 2"));
     refused(text(&many, forced), &["A: 33 x 256", "at most 32 rows"]);
     refused(text(&a, |args| forced(args).config(Sm90Config::Tile64x128)), &["two, k split by 2", "leave it out"]);
+    refused(text(&a, |args| forced(args).batch_invariant(true)), &["two, k split by 2", "batch-invariant", "leave it"]);
     let tile = |args: FusedGemmArgs<'_>| {
         args.small_m_config(SmallMConfig::new(SmallMBlock::Tile, 2).unwrap()).explain(&handle)
     };

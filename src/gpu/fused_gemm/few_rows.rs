@@ -28,6 +28,13 @@ impl<'a> FusedGemmArgs<'a> {
                     "leave it out",
                 ));
             }
+            if self.batch_invariant {
+                return Err(Error::unsupported(
+                    format!("{config} of small-m in a batch-invariant product"),
+                    "small-m serves few rows alone, and sums k in another order than sm90 does for more",
+                    "leave it out, or do not ask for batch_invariant",
+                ));
+            }
             if m > config.block().most_rows() {
                 let rule =
                     format!("must have at most {} rows in blocks of {}", config.block().most_rows(), config.block());

@@ -433,8 +433,9 @@ impl Handle {
                 }
             };
             let written = [Some(d), scales.map(|codes| codes.scales)];
-            written.into_iter().flatten().try_for_each(|d| check_operands_apart(&a, &b, d))?;
-            bias.iter().try_for_each(|(bias, _)| check_apart("a bias", &[bias], d))?;
+            let written = || written.into_iter().flatten();
+            written().try_for_each(|d| check_operands_apart(&a, &b, d))?;
+            bias.iter().try_for_each(|(bias, _)| written().try_for_each(|d| check_apart("a bias", &[bias], d)))?;
             let end = match scales {
                 codes if *swiglu => Sm90End::Swiglu(codes),
                 Some(codes) => Sm90End::Codes(codes),
@@ -466,7 +467,7 @@ impl Handle {
             match groups {
                 None => launch(None)?,
                 Some((groups, rows)) => rows.with_places(*groups, &order, |places| {
-                    check_places_apart(&places, d)?;
+                    written().try_for_each(|d| check_places_apart(&places, d))?;
                     launch(Some(places.into()))
                 })?,
             }

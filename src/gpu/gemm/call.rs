@@ -109,6 +109,7 @@ pub(crate) fn with_addresses(
         b.freshen(handle)?;
     }
     let (d_bytes, residual_bytes) = (d.extent_bytes(), residual.as_ref().map_or(0, MatRef::extent_bytes));
+    let source_bytes = if let ArgA::Quantize(x, ..) = a { x.extent_bytes() } else { 0 };
     let scratch = handle.scratch(outline.scratch.bytes())?;
     let [sum, a_values, b_values, factors, codes, scales, parts_of_k] =
         outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
@@ -155,7 +156,8 @@ pub(crate) fn with_addresses(
         Some(source) => {
             check_alignment("A", &source.x)?;
             // Some ways store D while others of its rows still read A.
-            check_apart("A", &[&source.x], &call.d, "which the call quantizes")?;
+            let (x, d) = (source.x.slice(0, source_bytes), call.d.slice(0, d_bytes));
+            check_apart("A", &[&x], &d, "which the call quantizes")?;
         }
     }
     if let Some((residual, ..)) = &call.residual {

@@ -43,6 +43,15 @@ impl Fit<'_, '_> {
             ));
         }
         let count = groups.map_or(1, |(groups, _)| groups);
+        // Kernels count groups in 31 bits, and matrices without rows would let any number pass.
+        if count >= 1 << 31 {
+            return Err(Error::shape(
+                "B",
+                format!("{count} groups"),
+                "must be those of fewer than 2^31 groups",
+                "split the product",
+            ));
+        }
         if Some(b.rows()) != count.checked_mul(matrices).and_then(|matrices| matrices.checked_mul(n)) {
             let rule = match (matrices > 1, groups.is_some()) {
                 (false, false) => format!("must be {n} x {k}: a row for each column of D"),

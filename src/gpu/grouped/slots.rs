@@ -53,7 +53,9 @@ pub(super) fn multiply(handle: &Handle, args: &mut GroupedGemmArgs<'_>, all_a: &
     let rows = slot_rows(args);
     let n = args.d.cols();
     check_d_apart(handle, args, all_a)?;
-    for g in 0..args.groups {
+    // Slots without rows and matrices without columns may be as many as numbers go: the first says whether the pair is one.
+    let groups = if rows == 0 || n == 0 { args.groups.min(1) } else { args.groups };
+    for g in 0..groups {
         let [a, b] = operands(args, all_a, rows, g)?;
         let bias = args.bias.as_ref().map(|bias| bias.part(g * n..(g + 1) * n)).transpose()?;
         let (alpha, activation) = (args.alpha, args.activation);

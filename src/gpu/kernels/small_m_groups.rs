@@ -166,7 +166,7 @@ impl SmallMGroupsCall<'_> {
         let b_rows = self.b_rows().filter(|b_rows| n.is_multiple_of(128) && m.max(*b_rows) <= MOST_LENGTH);
         let b_rows = b_rows.ok_or_else(|| Error::shape("A and B", shape(), rule, "pad the rows of each matrix"))?;
         // Places in the kernel, and bytes from a row of the one matrix to that of the other, have 32 bits.
-        let far = (n + 128).saturating_mul(product.weights.code_bytes(1, k.max(2)));
+        let far = n.saturating_add(128).saturating_mul(product.weights.code_bytes(1, k.max(2)));
         if self.units() >= 1 << 28 || (self.gated && far >= 1 << 32) {
             let rule = "parts of D must be fewer than 2^28, and one of two matrices smaller than 4 GiB";
             return Err(Error::shape("A and B", shape(), rule, "split the product"));
