@@ -553,7 +553,7 @@ impl GemmPlan {
         text
     }
 
-    /// The choice as a record for [`PlanOptions::record`] or a [`TuneTable`](crate::gpu::gemm::record::TuneTable).
+    /// The choice as a record for [`PlanOptions::record`] or a [`TuneTable`](crate::gpu::gemm::record::table::TuneTable).
     ///
     /// With a time only after [`GemmPlan::autotune`]. `None` where D has no elements.
     pub fn record(&self) -> Option<TuneRecord> {
