@@ -1,6 +1,7 @@
 //! Products: the problem, the ways to compute it, plans, and the choice among them.
 
 pub(crate) mod args;
+pub(crate) mod available;
 pub(crate) mod baseline;
 pub(crate) mod bf16;
 pub(crate) mod cache;
@@ -12,7 +13,9 @@ pub(crate) mod judge;
 pub(crate) mod lt_step;
 pub(crate) mod measured;
 mod measured_sm90;
+pub(crate) mod our_pairs;
 pub(crate) mod outline;
+mod pair_kind;
 pub(crate) mod plan;
 pub(crate) mod prepare;
 pub(crate) mod quantize_a;

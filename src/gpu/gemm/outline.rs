@@ -5,10 +5,11 @@ use crate::epilogue::{Activation, Epilogue};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Operand};
 
+use crate::gpu::gemm::available::{batch_invariance, code_order};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{
-    Finish, Formulation, PairKind, batch_invariance, code_order, pair_kind, sm90_pair, small_m_pair,
-};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::gemm::our_pairs::{sm90_pair, small_m_pair};
+use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::matrix::derived::KeptWeights;
 
 /// How one formulation and finish compute a problem, before anyone is asked for an algorithm.

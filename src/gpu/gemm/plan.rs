@@ -9,10 +9,12 @@ use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::available::{Facts, available};
 use crate::gpu::gemm::cache::PlanState;
 use crate::gpu::gemm::desc::GemmDesc;
-use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation, PairKind};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::outline::{Scratch, ValueSource, Values};
+use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::gemm::record::{Choice, Environment, TuneRecord};
 use crate::gpu::gemm::rules;
 use crate::gpu::gemm::steps::{Candidate, Offered, Product, Search};
@@ -184,7 +186,7 @@ impl Handle {
         let ask = |formulation| {
             // An empty D needs no library; what the table says is the answer.
             let refusal = match desc.is_empty() {
-                true => formulation::available(desc, Facts::of(self), formulation).err(),
+                true => available(desc, Facts::of(self), formulation).err(),
                 false => self.offer(desc, formulation, PlanOptions::default().search())?.err(),
             };
             Ok(Offer { formulation, refusal })
@@ -225,7 +227,7 @@ impl Handle {
         formulation: Formulation,
         search: Search,
     ) -> Result<Offered<Candidate>> {
-        if let Err(reason) = formulation::available(desc, Facts::of(self), formulation) {
+        if let Err(reason) = available(desc, Facts::of(self), formulation) {
             return Ok(Err(reason));
         }
         let mut reasons = Vec::new();
@@ -255,7 +257,7 @@ impl Handle {
 
     fn no_way(&self, desc: &GemmDesc, rejected: &[String]) -> Error {
         let cc = self.device().compute_capability;
-        let remedy = match formulation::pair_kind(desc) {
+        let remedy = match pair_kind(desc) {
             _ if desc.batch_invariant => {
                 "quantize both operands to FP8 in schemes that sm90 serves and multiply on an sm_90, or do not ask for batch_invariant"
             }
@@ -365,7 +367,7 @@ impl GemmPlan {
         for (place, formulation) in order.into_iter().enumerate() {
             if let Some(chosen) = &self.candidate {
                 let chosen = chosen.outline().formulation;
-                let reason = match formulation::available(&self.desc, Facts::of(handle), formulation) {
+                let reason = match available(&self.desc, Facts::of(handle), formulation) {
                     Ok(()) => format!("{chosen} comes first: {why}"),
                     Err(reason) => reason,
                 };

@@ -4,11 +4,14 @@ use crate::epilogue::Activation;
 use crate::format::CodeFormat;
 use crate::format::layout::ScaleLayout;
 
+use crate::gpu::gemm::available::{Facts, HOPPER, available};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{Facts, Finish, Formulation, HOPPER, PairKind, available, pair_kind, sm90_formats};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
+use crate::gpu::gemm::our_pairs::sm90_formats;
 use crate::gpu::gemm::outline::{ValueSource, outline};
+use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::gemm::small_m_rules::Kept;
 use crate::gpu::gemm::{sm90_rules, small_m_rules};
 use crate::gpu::kernels::SmallMScales;

@@ -6,7 +6,7 @@ use crate::format::Fp8Format;
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
-use crate::gpu::gemm::formulation::sm90_formats;
+use crate::gpu::gemm::our_pairs::sm90_formats;
 use crate::gpu::gemm::outline::{Sum, Target};
 use crate::gpu::gemm::sm90_rules::{order_of_whole, serves, waves};
 use crate::gpu::gemm::steps::Search;
