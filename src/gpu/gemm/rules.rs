@@ -10,9 +10,10 @@ use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
 use crate::gpu::gemm::our_pairs::sm90_formats;
-use crate::gpu::gemm::outline::{ValueSource, outline};
+use crate::gpu::gemm::outline::outline;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::gemm::small_m_rules::Kept;
+use crate::gpu::gemm::sum::ValueSource;
 use crate::gpu::gemm::{sm90_rules, small_m_rules};
 use crate::gpu::kernels::SmallMScales;
 

@@ -7,9 +7,9 @@ use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::our_pairs::sm90_formats;
-use crate::gpu::gemm::outline::{Sum, Target};
 use crate::gpu::gemm::sm90_rules::{order_of_whole, serves, waves};
 use crate::gpu::gemm::steps::Search;
+use crate::gpu::gemm::sum::{Sum, Target};
 use crate::gpu::kernels::{KernelFamily, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
 
 /// A product by our kernels for sm_90, ready apart from addresses.

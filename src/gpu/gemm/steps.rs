@@ -11,11 +11,12 @@ use crate::gpu::gemm::finish;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::lt_step::LtProduct;
 use crate::gpu::gemm::our_pairs::{sm90_formats, small_m_operands};
-use crate::gpu::gemm::outline::{FactorPlace, Outline, ScaleUse, ValueSource, outline};
+use crate::gpu::gemm::outline::{Outline, ScaleUse, outline};
 use crate::gpu::gemm::record::Algorithm;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::gemm::sm90_step::Sm90Product;
 use crate::gpu::gemm::small_m_step::{SmallMGpu, SmallMProduct};
+use crate::gpu::gemm::sum::{FactorPlace, ValueSource};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, Input, KernelFamily, Output};
 
