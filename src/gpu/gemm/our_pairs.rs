@@ -41,31 +41,32 @@ fn served() -> String {
     format!("{} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves", BLOCKS.0, BLOCKS.1)
 }
 
-/// Why the kernels for sm_90 do not multiply these. (E5M2 on both sides is refused before: `format/pair`.)
-pub(crate) fn sm90_pair(desc: &GemmDesc) -> Result<(), String> {
-    let scales = match pair_kind(desc) {
-        PairKind::Fp8(a, b) => Sm90Scales::of(a, b),
-        _ => None,
+/// A pair of codes with FP32 scales that the kernels for sm_90 multiply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sm90Pair {
+    pub(crate) scales: Sm90Scales,
+    /// Of the codes of A and B.
+    pub(crate) formats: [Fp8Format; 2],
+}
+
+/// How the kernels for sm_90 read these, or why they do not multiply them. (E5M2 on both sides is refused before: `format/pair`.)
+pub(crate) fn sm90_pair(desc: &GemmDesc) -> Result<Sm90Pair, String> {
+    let format = |scheme: Scheme| match scheme.spec().format {
+        CodeFormat::Fp8(format) => Some(format),
+        CodeFormat::E2M1 => None,
     };
-    match scales {
-        Some(_) => Ok(()),
-        None => Err(format!(
+    let pair = || {
+        let PairKind::Fp8(a, b) = pair_kind(desc) else { return None };
+        Some(Sm90Pair { scales: Sm90Scales::of(a, b)?, formats: [format(desc.a.scheme()?)?, format(desc.b)?] })
+    };
+    pair().ok_or_else(|| {
+        format!(
             "it serves {}, and {} x {}, each also with e5m2 codes on one of the two sides",
             served(),
             BLOCKS.0,
             BLOCKS.0
-        )),
-    }
-}
-
-/// Of the codes of A and B, of a pair that the kernels for sm_90 multiply.
-pub(crate) fn sm90_formats(desc: &GemmDesc) -> [Fp8Format; 2] {
-    let format = |scheme: Scheme| match scheme.spec().format {
-        CodeFormat::Fp8(format) => format,
-        // No such pair.
-        CodeFormat::E2M1 => Fp8Format::E4M3,
-    };
-    [desc.a.scheme().map_or(Fp8Format::E4M3, format), format(desc.b)]
+        )
+    })
 }
 
 /// What the kernels for few rows take these operands for, or `None`.
@@ -116,6 +117,23 @@ pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::{DType, Operand};
+
+    #[test]
+    fn a_pair_for_sm90_has_scales_and_formats_or_is_none() {
+        use Fp8Format::{E4M3, E5M2};
+        let (vec, blk) = (Scheme::Fp8Group1x128 as fn(_) -> _, Scheme::Fp8Group128x128(E4M3));
+        let of = |a: Operand, b| sm90_pair(&GemmDesc::new(16, 4096, 7168, a, b, DType::Bf16));
+        let pair = |scales, formats| Ok(Sm90Pair { scales, formats });
+        assert_eq!(of(vec(E5M2).into(), blk), pair(Sm90Scales::Blocks, [E5M2, E4M3]));
+        assert_eq!(of(vec(E4M3).into(), vec(E5M2)), pair(Sm90Scales::Vectors, [E4M3, E5M2]));
+        let [row, tensor] = [Scheme::Fp8Row(E4M3), Scheme::Fp8Tensor(E4M3)];
+        assert_eq!(of(row.into(), row), pair(Sm90Scales::Outer { each: [true; 2] }, [E4M3; 2]));
+        let (mx, nv, plain) = (Scheme::Mxfp8(E4M3), Scheme::Nvfp4, Operand::Plain(DType::Bf16));
+        for (a, b) in [(blk.into(), vec(E4M3)), (nv.into(), nv), (mx.into(), mx), (plain, nv), (plain, tensor)] {
+            assert!(of(a, b).unwrap_err().contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"), "{a} x {b}");
+        }
+    }
 
     #[test]
     fn groups_have_blocks_or_scales_of_one_kind_on_both_sides() {

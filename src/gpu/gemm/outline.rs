@@ -158,7 +158,9 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     code_order(desc, formulation)?;
     batch_invariance(desc, formulation)?;
     match formulation {
-        Formulation::Sm90 => sm90_pair(desc)?,
+        Formulation::Sm90 => {
+            sm90_pair(desc)?;
+        }
         Formulation::SmallM => small_m_pair(desc)?,
         _ => {}
     }

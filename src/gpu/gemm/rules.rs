@@ -9,7 +9,7 @@ use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
-use crate::gpu::gemm::our_pairs::sm90_formats;
+use crate::gpu::gemm::our_pairs::sm90_pair;
 use crate::gpu::gemm::outline::outline;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::gemm::small_m_rules::Kept;
@@ -133,10 +133,10 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
     let order = Formulation::ALL.to_vec();
     let order = if wins { led_by(alternative, order) } else { order };
     let words = format!("{}, {at}", if wins { "faster than native" } else { "fastest" });
-    if available(desc, facts, Formulation::Sm90).is_err() {
+    let Ok(pair) = available(desc, facts, Formulation::Sm90).and_then(|()| sm90_pair(desc)) else {
         return (order, words);
-    }
-    if !sm90_rules::has_the_fastest(mnk, sm_count, sm90_formats(desc)) {
+    };
+    if !sm90_rules::has_the_fastest(mnk, sm_count, pair.formats) {
         return (order, format!("{words}; sm90 is not, without the kernel for such shapes with e5m2 codes"));
     }
     let library = if wins { alternative } else { Formulation::Native };
