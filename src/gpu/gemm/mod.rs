@@ -1,5 +1,6 @@
 //! Products: the problem, the ways to compute it, plans, and the choice among them.
 
+mod any_m_rules;
 pub(crate) mod args;
 pub(crate) mod available;
 pub(crate) mod baseline;
