@@ -29,11 +29,13 @@ pub use device::memory::{BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceB
 pub use fused_gemm::{FusedGemmArgs, FusedOut};
 pub use gemm::args::GemmArgs;
 pub use gemm::baseline::Bf16Gemm;
+pub use gemm::choose::Offer;
 pub use gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 pub use gemm::formulation::{Finish, Formulation};
-pub use gemm::plan::{GemmPlan, Offer, PlanOptions};
+pub use gemm::plan::{GemmPlan, PlanOptions};
 pub use gemm::quantize_a::{QuantizeA, ScaleOfA};
-pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord, TuneTable};
+pub use gemm::record::table::TuneTable;
+pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use grouped::{GroupedGemmArgs, GroupedRows, GroupedWeightGradient};

@@ -7,7 +7,7 @@ mod two_steps;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, Operand, Scheme, pair};
-use crate::gpu::gemm::formulation::HOPPER;
+use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::grouped::fit::{Fit, check_apart, check_numbers, check_operands_apart, check_places_apart};
 use crate::gpu::grouped::{GroupedA, GroupedRows, few};

@@ -7,7 +7,7 @@ use lru::LruCache;
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::plan::GemmPlan;
-use crate::gpu::gemm::record::TuneTable;
+use crate::gpu::gemm::record::table::TuneTable;
 use crate::gpu::handle::Handle;
 
 /// Plans kept behind [`Handle::scaled_gemm`]: a model has a few dozen shapes at each batch size. A plan is some kilobytes of

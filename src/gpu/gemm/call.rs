@@ -8,7 +8,8 @@ use crate::gpu::device::stream::{Order, Queue};
 use crate::gpu::gemm::args::{ArgA, GemmArgs};
 use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::formulation::Formulation;
-use crate::gpu::gemm::outline::{Outline, Target, ValueSource};
+use crate::gpu::gemm::outline::Outline;
+use crate::gpu::gemm::sum::{Target, ValueSource};
 use crate::gpu::handle::Handle;
 use crate::gpu::matrix::{MatRef, QuantMatrix, QuantSpans};
 
@@ -35,7 +36,7 @@ pub(crate) struct Call<'s> {
     pub(crate) scratch: ScratchSpans<'s>,
 }
 
-/// The parts of [`Scratch`](crate::gpu::gemm::outline::Scratch); those that a plan does not have are empty.
+/// The parts of [`Scratch`](crate::gpu::gemm::scratch::Scratch); those that a plan does not have are empty.
 pub(crate) struct ScratchSpans<'s> {
     pub(crate) sum: Span<'s>,
     pub(crate) a: Span<'s>,

@@ -11,10 +11,10 @@ use crate::format::{BlockScaleFormat, CodeFormat, DType, Scheme};
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{ALIGNMENT, Call, Spans};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{PairKind, pair_kind};
-use crate::gpu::gemm::outline::{FactorPlace, ScaleSource, Sum, Target, ValueSource};
+use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::gemm::record::LtAlgorithm;
 use crate::gpu::gemm::steps::{Offered, Search};
+use crate::gpu::gemm::sum::{FactorPlace, ScaleSource, Sum, Target, ValueSource};
 use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
 use crate::gpu::lt::quirks::{self, Problem, Scaling, Version};
 use crate::gpu::lt::{

@@ -1,27 +1,35 @@
 //! Products: the problem, the ways to compute it, plans, and the choice among them.
 
+mod any_m_rules;
 pub(crate) mod args;
+pub(crate) mod available;
 pub(crate) mod baseline;
 pub(crate) mod bf16;
 pub(crate) mod cache;
 pub(crate) mod call;
+pub(crate) mod choose;
 pub(crate) mod desc;
+mod explain;
 pub(crate) mod finish;
 pub(crate) mod formulation;
 pub(crate) mod judge;
 pub(crate) mod lt_step;
 pub(crate) mod measured;
 mod measured_sm90;
+pub(crate) mod our_pairs;
 pub(crate) mod outline;
+mod pair_kind;
 pub(crate) mod plan;
 pub(crate) mod prepare;
 pub(crate) mod quantize_a;
 pub(crate) mod record;
 pub(crate) mod rescale;
 pub(crate) mod rules;
+pub(crate) mod scratch;
 pub(crate) mod sm90_rules;
 pub(crate) mod sm90_step;
 pub(crate) mod small_m_rules;
 pub(crate) mod small_m_step;
 pub(crate) mod steps;
+pub(crate) mod sum;
 pub(crate) mod tune;

@@ -5,10 +5,13 @@ use crate::epilogue::{Activation, Epilogue};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Operand};
 
+use crate::gpu::gemm::available::{batch_invariance, code_order};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{
-    Finish, Formulation, PairKind, batch_invariance, code_order, pair_kind, sm90_pair, small_m_pair,
-};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::gemm::our_pairs::{sm90_pair, small_m_pair};
+use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
+use crate::gpu::gemm::scratch::Scratch;
+use crate::gpu::gemm::sum::{FactorPlace, ScaleSource, Sum, Target, ValueSource, Values};
 use crate::gpu::matrix::derived::KeptWeights;
 
 /// How one formulation and finish compute a problem, before anyone is asked for an algorithm.
@@ -32,77 +35,6 @@ impl Outline {
     }
 }
 
-/// What a product step computes, in row-major terms: `D[rows, n] = A[rows, k] B[n, k]ᵀ`, with what it fuses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sum {
-    /// Rows that the product computes: m, or m padded.
-    pub(crate) rows: usize,
-    /// Operands as plain numbers; `None` where the product takes codes.
-    pub(crate) values: Option<Values>,
-    /// Order of the scales of A and B as the product reads them, which is not always that of the matrices.
-    pub(crate) a_scales: ScaleLayout,
-    pub(crate) b_scales: ScaleLayout,
-    /// Where those scales come from.
-    pub(crate) scales: ScaleSource,
-    /// Where alpha and beta come from.
-    pub(crate) factors: FactorPlace,
-    /// Where the result goes, its type and row stride.
-    pub(crate) target: Target,
-    pub(crate) d_type: DType,
-    pub(crate) d_stride: usize,
-    /// What is fused.
-    pub(crate) bias: Option<DType>,
-    pub(crate) activation: Activation,
-    pub(crate) accumulate: Accumulate,
-    pub(crate) amax: OutAmax,
-    pub(crate) accumulation: Accumulation,
-}
-
-/// Which scales a product applies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ScaleSource {
-    /// Those of the matrices.
-    Matrices,
-    /// 1.0: the epilogue kernel applies those of the matrices.
-    Ones,
-}
-
-/// Where a product writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Target {
-    /// The caller's D.
-    D,
-    /// Scratch memory, for the finish to read.
-    Scratch,
-}
-
-/// Operands of a product as plain numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Values {
-    pub(crate) dtype: DType,
-    pub(crate) a: ValueSource,
-    pub(crate) b: ValueSource,
-}
-
-/// Where the numbers of an operand are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ValueSource {
-    /// The caller has them: a plain A, or a B that keeps them.
-    Given,
-    /// Each call dequantizes them into scratch memory.
-    Scratch,
-    /// Nowhere: the product reads codes and block scales.
-    Codes,
-}
-
-/// Where alpha and beta of a product are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FactorPlace {
-    Host,
-    /// In scratch memory, where a kernel multiplies alpha by the second-level scales of whole matrices.
-    Device,
-}
-
 /// What the epilogue kernel multiplies by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScaleUse {
@@ -111,42 +43,6 @@ pub(crate) enum ScaleUse {
     One,
     /// One number for each row.
     Each,
-}
-
-/// Parts of a call's scratch memory in bytes, in this order, each at a multiple of 256.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Scratch {
-    /// What the product writes, where that is not D.
-    pub(crate) sum: usize,
-    /// A as plain numbers.
-    pub(crate) a: usize,
-    /// B as plain numbers.
-    pub(crate) b: usize,
-    /// Alpha and beta.
-    pub(crate) factors: usize,
-    /// Codes and scales of an A that the call quantizes.
-    pub(crate) codes: usize,
-    pub(crate) scales: usize,
-    /// Sums over parts of k, of which the product's configurations tell ([`SmallMProduct`](crate::gpu::gemm::small_m_step::SmallMProduct)): none in an outline.
-    pub(crate) parts_of_k: usize,
-}
-
-impl Scratch {
-    /// Offset and length of each part.
-    pub(crate) fn parts(&self) -> [(usize, usize); 7] {
-        let mut at = 0usize;
-        [self.sum, self.a, self.b, self.factors, self.codes, self.scales, self.parts_of_k].map(|bytes| {
-            let start = if bytes == 0 { at } else { at.next_multiple_of(256) };
-            at = start + bytes;
-            (start, bytes)
-        })
-    }
-
-    /// Bytes of all parts together.
-    pub(crate) fn bytes(&self) -> usize {
-        let [.., (start, bytes)] = self.parts();
-        start + bytes
-    }
 }
 
 /// Rows the GEMM must compute: cuBLASLt wants m in fours where A has 1x128 scales (documented and observed).
@@ -262,7 +158,9 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     code_order(desc, formulation)?;
     batch_invariance(desc, formulation)?;
     match formulation {
-        Formulation::Sm90 => sm90_pair(desc)?,
+        Formulation::Sm90 => {
+            sm90_pair(desc)?;
+        }
         Formulation::SmallM => small_m_pair(desc)?,
         _ => {}
     }
@@ -589,9 +487,6 @@ mod tests {
         let sum = 17 * 4096 * 4;
         let whole = scratch(&weight_only, Finish::EpilogueKernel);
         assert_eq!(whole, Scratch { sum, a: 0, b: 0, factors: 16, ..Scratch::default() });
-        let parts = Scratch { sum: 10, a: 0, b: 300, factors: 16, ..Scratch::default() }.parts();
-        assert_eq!(parts, [(0, 10), (10, 0), (256, 300), (768, 16), (784, 0), (784, 0), (784, 0)]);
-        assert_eq!(Scratch { sum: 10, a: 0, b: 300, factors: 0, ..Scratch::default() }.bytes(), 556);
         let mx = desc(17, Scheme::Mxfp8(F), Scheme::Mxfp8(F));
         assert_eq!(outline(&mx, Formulation::Native, Finish::Fused).unwrap().scratch.bytes(), 0);
         assert_eq!(outline(&nv, Formulation::Native, Finish::Fused).unwrap().scratch.bytes(), 16);

@@ -3,24 +3,17 @@
 //! Host time (observed, one H200 machine, cuBLASLt 13.1.0, 2026-11-22, `benches/raw.rs`): a bare `cublasLtMatmul` takes 5.5 to
 //! 8.9 us there, `execute` 0.5 to 0.9 us more, and 0.9 to 1.2 us more where cudarc tracks events.
 
-use std::fmt::Write as _;
-
 use crate::error::{Error, Result};
-use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::cache::PlanState;
 use crate::gpu::gemm::desc::GemmDesc;
-use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation, PairKind};
-use crate::gpu::gemm::outline::{Scratch, ValueSource, Values};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::record::{Choice, Environment, TuneRecord};
-use crate::gpu::gemm::rules;
-use crate::gpu::gemm::steps::{Candidate, Offered, Product, Search};
+use crate::gpu::gemm::steps::{Candidate, Product, Search};
 use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
 use crate::gpu::kernels::KernelFamily;
-use crate::gpu::lt::quirks::Version;
 use crate::gpu::matrix::QuantMatrix;
-use crate::gpu::matrix::derived::KeptWeights;
 
 /// How to plan. `Default` leaves every choice to the crate.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,16 +80,6 @@ pub struct GemmPlan {
     pub(crate) kernels_loaded: bool,
 }
 
-/// One formulation of a problem, and whether this GPU and library offer it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Offer {
-    /// The formulation.
-    pub formulation: Formulation,
-    /// Why it is not offered; `None` if it is.
-    pub refusal: Option<String>,
-}
-
 impl Handle {
     /// Makes ready `D = epilogue(alpha * A Bᵀ + beta * D)`: picks formulation and algorithm, reserves scratch memory. Allocates where the handle
     /// has less, and loads kernels at their first use; waits for nothing on the stream.
@@ -156,42 +139,6 @@ impl Handle {
         self.load_kernels(&[KernelFamily::Epilogue])
     }
 
-    /// The formulations that this GPU and cuBLASLt offer for the problem, in the order of preference. Runs nothing, allocates on the host alone,
-    /// and waits for nothing.
-    ///
-    /// # Errors
-    /// Those of [`GemmDesc::check`]; [`Error::Pair`] with the reason for each formulation if there is none;
-    /// [`Error::Unsupported`] inside graph capture.
-    pub fn supports(&self, desc: &GemmDesc) -> Result<Vec<Formulation>> {
-        let offers = self.offers(desc)?;
-        let offered: Vec<Formulation> = offers.iter().filter(|o| o.refusal.is_none()).map(|o| o.formulation).collect();
-        if offered.is_empty() {
-            let reason = |o: &Offer| format!("{}: {}", o.formulation, o.refusal.as_deref().unwrap_or_default());
-            return Err(self.no_way(desc, &offers.iter().map(reason).collect::<Vec<_>>()));
-        }
-        Ok(offered)
-    }
-
-    /// Every formulation, in the order of preference, with the reason where it is not offered. Runs nothing, allocates on the host alone,
-    /// and waits for nothing.
-    ///
-    /// # Errors
-    /// Those of [`GemmDesc::check`]; [`Error::Unsupported`] inside graph capture.
-    pub fn offers(&self, desc: &GemmDesc) -> Result<Vec<Offer>> {
-        self.refuse_capture("asking what is supported")?;
-        desc.check(&self.device().to_string())?;
-        let (order, _) = rules::preference(desc, Facts::of(self));
-        let ask = |formulation| {
-            // An empty D needs no library; what the table says is the answer.
-            let refusal = match desc.is_empty() {
-                true => formulation::available(desc, Facts::of(self), formulation).err(),
-                false => self.offer(desc, formulation, PlanOptions::default().search())?.err(),
-            };
-            Ok(Offer { formulation, refusal })
-        };
-        order.into_iter().map(ask).collect()
-    }
-
     /// `D = epilogue(alpha * A Bᵀ + beta * D)`, planned at the first call for each problem and cached. Operands are as [`GemmPlan::execute`] asks.
     ///
     /// A first call plans (and makes B's repeated scales where the formulation needs them): slow, and it allocates. Later
@@ -218,29 +165,6 @@ impl Handle {
         Ok(())
     }
 
-    /// The best finish of one formulation, or why there is none.
-    pub(crate) fn offer(
-        &self,
-        desc: &GemmDesc,
-        formulation: Formulation,
-        search: Search,
-    ) -> Result<Offered<Candidate>> {
-        if let Err(reason) = formulation::available(desc, Facts::of(self), formulation) {
-            return Ok(Err(reason));
-        }
-        let mut reasons = Vec::new();
-        for finish in Finish::ALL {
-            match Candidate::ask(self, desc, formulation, finish, search)? {
-                Ok(mut candidate) => {
-                    candidate.passed_over = reasons;
-                    return Ok(Ok(candidate));
-                }
-                Err(reason) => reasons.push(format!("{finish}: {reason}")),
-            }
-        }
-        Ok(Err(reasons.join("; ")))
-    }
-
     /// Where plans of this handle are made.
     pub(crate) fn environment(&self) -> Environment {
         let device = self.device();
@@ -252,151 +176,9 @@ impl Handle {
             driver: device.driver,
         }
     }
-
-    fn no_way(&self, desc: &GemmDesc, rejected: &[String]) -> Error {
-        let cc = self.device().compute_capability;
-        let remedy = match formulation::pair_kind(desc) {
-            _ if desc.batch_invariant => {
-                "quantize both operands to FP8 in schemes that sm90 serves and multiply on an sm_90, or do not ask for batch_invariant"
-            }
-            PairKind::Fp8(..) if cc < (8, 9) => {
-                "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_89 or newer"
-            }
-            PairKind::Fp8(ScaleLayout::Vec128 | ScaleLayout::Blk128, _) => {
-                "quantize by row or tensor, which runs on sm_89 and up, or take cuBLASLt 12.9.1 or newer on sm_90"
-            }
-            PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly if cc < (8, 0) => {
-                "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_80 or newer"
-            }
-            PairKind::WeightOnlyFp8 => {
-                "quantize A, of fp8-1x128 and fp8-128x128 weights as fp8-1x128, of others as they are; or multiply at most 64 rows of it at a time on an sm_90"
-            }
-            _ => "try a newer cuBLASLt, another shape or a plainer epilogue",
-        };
-        Error::Pair {
-            a: desc.a,
-            b: desc.b,
-            device: self.device().to_string(),
-            reason: format!("no way to compute {desc}: {}", rejected.join("; ")),
-            remedy: remedy.to_string(),
-        }
-    }
-}
-
-/// Loads the kernels of a candidate's product. The error, if this process cannot have them: then other ways will do where none was asked for.
-fn cannot_load(handle: &Handle, candidate: &Candidate) -> Result<Option<Error>> {
-    let Some(family) = candidate.product().and_then(|product| product.kernels()) else { return Ok(None) };
-    match handle.load_kernels(&[family]) {
-        Ok(()) => Ok(None),
-        Err(error @ (Error::Kernel { .. } | Error::Library { .. })) => Ok(Some(error)),
-        Err(other) => Err(other),
-    }
 }
 
 impl GemmPlan {
-    /// Takes the choice of a record, or refuses it.
-    fn take_record(&mut self, handle: &Handle, record: &TuneRecord) -> Result<()> {
-        record.check(&self.environment, &self.desc)?;
-        if let Some(asked) = self.options.formulation.filter(|f| *f != record.formulation()) {
-            return Err(Error::Record {
-                reason: format!("formulation is {} in the record and {asked} was asked for", record.formulation()),
-                remedy: "give the record or the formulation, not both".to_string(),
-            });
-        }
-        let choice = (record.formulation(), record.finish(), record.algorithm());
-        match Candidate::recorded(handle, &self.desc, choice, self.options.search())? {
-            Ok(candidate) => self.candidate = Some(candidate),
-            Err(reason) => {
-                return Err(Error::Record {
-                    reason: format!("{} with {}: {reason}", record.formulation(), record.algorithm()),
-                    remedy: "measure again here: GemmPlan::autotune, or `scaled-gemm tune`".to_string(),
-                });
-            }
-        }
-        self.measured_us = record.measured_us();
-        self.reason = match record.measured_us() {
-            Some(us) => format!("a record says so, measured at {us:.1} us"),
-            None => "a record says so".to_string(),
-        };
-        Ok(())
-    }
-
-    /// Takes the choice of the handle's tuning table, if it has one that still works. Never silent: it is logged.
-    fn take_tuned(&mut self, handle: &Handle) -> Result<bool> {
-        let found = handle.slot::<PlanState>().tuning.find(&self.environment, &self.desc).cloned();
-        let Some(record) = found.filter(|r| self.options.formulation.is_none_or(|f| f == r.formulation())) else {
-            return Ok(false);
-        };
-        let reason = match self.take_record(handle, &record) {
-            Ok(()) => match self.candidate.as_ref().map_or(Ok(None), |candidate| cannot_load(handle, candidate))? {
-                None => return Ok(true),
-                Some(error) => error.to_string(),
-            },
-            Err(Error::Record { reason, .. }) => reason,
-            Err(other) => return Err(other),
-        };
-        (self.candidate, self.measured_us) = (None, None);
-        tracing::warn!(%reason, "tuning record passed over for {}", self.desc);
-        self.rejected.push(format!("tuning record: {reason}"));
-        Ok(false)
-    }
-
-    /// Tries formulations in the order of the rules; the first that is offered wins.
-    fn choose(&mut self, handle: &Handle) -> Result<()> {
-        let search = self.options.search();
-        if let Some(asked) = self.options.formulation {
-            match handle.offer(&self.desc, asked, search)? {
-                Ok(candidate) => self.candidate = Some(candidate),
-                Err(reason) => {
-                    return Err(Error::unsupported(
-                        format!("formulation {asked} for {} on {}", self.desc, handle.device()),
-                        reason,
-                        "leave the choice to plan, or ask Handle::supports",
-                    ));
-                }
-            }
-            self.reason = "it was asked for".to_string();
-            let others = Formulation::ALL.into_iter().filter(|f| *f != asked);
-            self.rejected.extend(others.map(|f| format!("{f}: {asked} was asked for")));
-            return Ok(());
-        }
-        let (order, mut why) = rules::preference(&self.desc, Facts::of(handle));
-        let mut not_loaded = None;
-        for (place, formulation) in order.into_iter().enumerate() {
-            if let Some(chosen) = &self.candidate {
-                let chosen = chosen.outline().formulation;
-                let reason = match formulation::available(&self.desc, Facts::of(handle), formulation) {
-                    Ok(()) => format!("{chosen} comes first: {why}"),
-                    Err(reason) => reason,
-                };
-                self.rejected.push(format!("{formulation}: {reason}"));
-                continue;
-            }
-            match handle.offer(&self.desc, formulation, search)? {
-                Ok(candidate) => {
-                    if let Some(error) = cannot_load(handle, &candidate)? {
-                        tracing::warn!(%error, "{formulation} passed over for {}", self.desc);
-                        self.rejected.push(format!("{formulation}: {error}"));
-                        not_loaded.get_or_insert(error);
-                        continue;
-                    }
-                    self.candidate = Some(candidate);
-                    // What the rules said, they said of the first.
-                    if place > 0 {
-                        why =
-                            "what usually comes before it is not offered, or its kernels cannot be loaded".to_string();
-                    }
-                }
-                Err(reason) => self.rejected.push(format!("{formulation}: {reason}")),
-            }
-        }
-        if self.candidate.is_none() {
-            return Err(not_loaded.unwrap_or_else(|| handle.no_way(&self.desc, &self.rejected)));
-        }
-        self.reason = why.to_string();
-        Ok(())
-    }
-
     /// The problem.
     pub fn desc(&self) -> &GemmDesc {
         &self.desc
@@ -478,82 +260,7 @@ impl GemmPlan {
         }
     }
 
-    /// The choice in a few words.
-    fn headline(&self) -> String {
-        match &self.candidate {
-            None => "nothing to do".to_string(),
-            Some(c) => format!("{}, {}", c.outline().formulation, c.outline().finish),
-        }
-    }
-
-    /// What was chosen, from what, and why; what it costs in memory; and why the others were not taken.
-    pub fn explain(&self) -> String {
-        let Environment { gpu, compute_capability: (major, minor), cublaslt, .. } = &self.environment;
-        let version = Version::from_raw(*cublaslt);
-        let mut text = format!("{} on {gpu} (sm_{major}{minor}), cuBLASLt {version}\n", self.desc);
-        // Writing to a String cannot fail.
-        let mut line = |words: std::fmt::Arguments<'_>| {
-            let _ = writeln!(text, "  {words}");
-        };
-        line(format_args!("{}: {}", self.headline(), self.reason));
-        if let Some(candidate) = &self.candidate {
-            let outline = candidate.outline();
-            if let Some(product) = candidate.product() {
-                line(format_args!("algorithm: {}", product.describe()));
-                line(format_args!(
-                    "memory: {} bytes of scratch, shared by the handle's plans, {} of its {WORKSPACE_BYTES} bytes of workspace, \
-                     {} bytes of repeated scales in each B",
-                    self.scratch_bytes(),
-                    product.workspace_bytes(),
-                    self.repeated_scale_bytes(),
-                ));
-            }
-            if let Some(quantize) = self.desc.quantize_a {
-                let Scratch { codes, scales, .. } = outline.scratch;
-                line(format_args!(
-                    "A quantized in each call ({quantize}), in scratch: {codes} bytes of codes, {scales} of scales"
-                ));
-            }
-            if let Some(Values { dtype, b: ValueSource::Codes, .. }) = outline.sum.values {
-                if outline.scratch.a > 0 {
-                    line(format_args!(
-                        "A dequantized to {dtype} in each call, in scratch: {} bytes",
-                        outline.scratch.a
-                    ));
-                }
-                if self.desc.kept != KeptWeights::Nothing {
-                    line(format_args!(
-                        "B's codes are read, not the values that it keeps (QuantMatrix::forget_dequantized frees them)"
-                    ));
-                }
-            } else if let Some(Values { dtype, .. }) = outline.sum.values {
-                let Scratch { a, b, .. } = outline.scratch;
-                line(format_args!("dequantized to {dtype} in each call, in scratch: {a} bytes of A, {b} bytes of B"));
-                match self.desc.kept {
-                    KeptWeights::Dequantized(kept) if kept != dtype => line(format_args!(
-                        "the {kept} values that B keeps are of no use: keep {dtype} (QuantMatrix::keep_dequantized)"
-                    )),
-                    KeptWeights::Dequantized(_) => line(format_args!("B's own {dtype} values are used")),
-                    KeptWeights::Nothing => {}
-                }
-            }
-            if outline.sum.rows != self.desc.m {
-                line(format_args!("m = {} is computed as {} rows", self.desc.m, outline.sum.rows));
-            }
-            for reason in &candidate.passed_over {
-                line(format_args!("finish not taken: {reason}"));
-            }
-        }
-        if let Some(us) = self.measured_us {
-            line(format_args!("measured: {us:.2} us"));
-        }
-        for rejected in &self.rejected {
-            line(format_args!("not taken: {rejected}"));
-        }
-        text
-    }
-
-    /// The choice as a record for [`PlanOptions::record`] or a [`TuneTable`](crate::gpu::gemm::record::TuneTable).
+    /// The choice as a record for [`PlanOptions::record`] or a [`TuneTable`](crate::gpu::gemm::record::table::TuneTable).
     ///
     /// With a time only after [`GemmPlan::autotune`]. `None` where D has no elements.
     pub fn record(&self) -> Option<TuneRecord> {

@@ -1,23 +1,21 @@
-//! [`TuneRecord`]: a measured choice that survives the process, and [`TuneTable`], many of them in one JSON file.
+//! [`TuneRecord`]: a measured choice that survives the process. `table`: many of them in one JSON file. `problem`: what a record is for, in words.
 //!
 //! A record names the algorithm of the product step: cuBLASLt's, whose opaque bytes mean something to the same library
 //! version only. So it is refused, with the field that differs, on another GPU, library version or problem. Nothing here
 //! needs a GPU.
 
+mod problem;
+pub(crate) mod table;
+
 use std::fmt;
-use std::io::read_to_string;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{OutputFile, open_regular};
 use crate::error::{Error, Result};
-use crate::format::CodeOrder;
-
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::kernels::{Sm90Config, SmallMConfig};
-use crate::gpu::matrix::derived::KeptWeights;
+use problem::ProblemRecord;
 
 /// Layout of the JSON. Version 1, which knew cuBLASLt's algorithms only, is read too; a record of another is refused.
 const VERSION: u32 = 2;
@@ -42,67 +40,6 @@ impl Environment {
     /// True if a record of one holds in the other: everything but the driver is equal.
     fn admits(&self, other: &Self) -> bool {
         Self { driver: other.driver, ..self.clone() } == *other
-    }
-}
-
-/// [`GemmDesc`] in the words of the command line.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct ProblemRecord {
-    m: usize,
-    n: usize,
-    k: usize,
-    a: String,
-    /// Where the rows of a plain A lie apart. Absent in older records, whose rows are packed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    a_stride: Option<usize>,
-    /// How A is quantized in the call. Absent where it is given as it is multiplied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    quantize_a: Option<String>,
-    b: String,
-    /// Order of its codes. Absent where they lie as published.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    b_order: Option<String>,
-    /// Type of the values that B keeps. Absent in older records, where it keeps none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    kept: Option<String>,
-    out: String,
-    out_stride: usize,
-    bias: Option<String>,
-    activation: String,
-    residual: Option<String>,
-    accumulate: String,
-    accumulation: String,
-    out_amax: String,
-    /// Absent where it is not asked for.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    batch_invariant: bool,
-}
-
-impl From<&GemmDesc> for ProblemRecord {
-    fn from(desc: &GemmDesc) -> Self {
-        Self {
-            m: desc.m,
-            n: desc.n,
-            k: desc.k,
-            a: desc.a.to_string(),
-            a_stride: (desc.a_stride != desc.k).then_some(desc.a_stride),
-            quantize_a: desc.quantize_a.map(|quantize| quantize.to_string()),
-            b: desc.b.to_string(),
-            b_order: (desc.b_order != CodeOrder::Published).then(|| desc.b_order.to_string()),
-            kept: match desc.kept {
-                KeptWeights::Nothing => None,
-                KeptWeights::Dequantized(dtype) => Some(dtype.to_string()),
-            },
-            out: desc.out.to_string(),
-            out_stride: desc.out_stride,
-            bias: desc.epilogue.bias.map(|t| t.to_string()),
-            activation: desc.epilogue.activation.name().to_string(),
-            residual: desc.epilogue.residual.map(|t| t.to_string()),
-            accumulate: desc.accumulate.to_string(),
-            accumulation: desc.accumulation.to_string(),
-            out_amax: desc.out_amax.to_string(),
-            batch_invariant: desc.batch_invariant,
-        }
     }
 }
 
@@ -260,36 +197,17 @@ impl TuneRecord {
     /// # Errors
     /// [`Error::Record`] naming the first field that differs, with both values.
     pub fn check(&self, here: &Environment, desc: &GemmDesc) -> Result<()> {
-        let (there, wanted) = (&self.environment, ProblemRecord::from(desc));
-        let problem = &self.problem;
-        let word = |o: &Option<String>| o.clone().unwrap_or_else(|| "none".to_string());
-        let stride = |p: &ProblemRecord| p.a_stride.unwrap_or(p.k).to_string();
-        let fields = [
+        let there = &self.environment;
+        let here_and_there = [
             ("version", self.version.to_string(), VERSION.to_string()),
             ("gpu", there.gpu.clone(), here.gpu.clone()),
             ("compute_capability", format!("{:?}", there.compute_capability), format!("{:?}", here.compute_capability)),
             ("sm_count", there.sm_count.to_string(), here.sm_count.to_string()),
             ("cublaslt", there.cublaslt.to_string(), here.cublaslt.to_string()),
-            ("m", problem.m.to_string(), wanted.m.to_string()),
-            ("n", problem.n.to_string(), wanted.n.to_string()),
-            ("k", problem.k.to_string(), wanted.k.to_string()),
-            ("a", problem.a.clone(), wanted.a.clone()),
-            ("a_stride", stride(problem), stride(&wanted)),
-            ("quantize_a", word(&problem.quantize_a), word(&wanted.quantize_a)),
-            ("b", problem.b.clone(), wanted.b.clone()),
-            ("b_order", word(&problem.b_order), word(&wanted.b_order)),
-            ("kept", word(&problem.kept), word(&wanted.kept)),
-            ("out", problem.out.clone(), wanted.out.clone()),
-            ("out_stride", problem.out_stride.to_string(), wanted.out_stride.to_string()),
-            ("bias", word(&problem.bias), word(&wanted.bias)),
-            ("activation", problem.activation.clone(), wanted.activation.clone()),
-            ("residual", word(&problem.residual), word(&wanted.residual)),
-            ("accumulate", problem.accumulate.clone(), wanted.accumulate.clone()),
-            ("accumulation", problem.accumulation.clone(), wanted.accumulation.clone()),
-            ("out_amax", problem.out_amax.clone(), wanted.out_amax.clone()),
-            ("batch_invariant", problem.batch_invariant.to_string(), wanted.batch_invariant.to_string()),
         ];
-        match fields.into_iter().find(|(_, found, wanted)| found != wanted) {
+        let problems = self.problem.fields().into_iter().zip(ProblemRecord::from(desc).fields());
+        let problems = problems.map(|((name, found), (_, wanted))| (name, found, wanted));
+        match here_and_there.into_iter().chain(problems).find(|(_, found, wanted)| found != wanted) {
             None => {
                 if there.driver != here.driver {
                     tracing::info!(record = there.driver, here = here.driver, "a tuning record of another driver");
@@ -317,83 +235,6 @@ impl TuneRecord {
     }
 }
 
-/// Records of many problems, possibly of several machines.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct TuneTable {
-    records: Vec<TuneRecord>,
-}
-
-impl TuneTable {
-    /// Adds a record, in place of the one for the same problem and environment if there is one.
-    pub fn insert(&mut self, record: TuneRecord) {
-        let same = |r: &TuneRecord| r.environment == record.environment && r.problem == record.problem;
-        match self.records.iter().position(same) {
-            Some(i) => self.records[i] = record,
-            None => self.records.push(record),
-        }
-    }
-
-    /// All records.
-    pub fn records(&self) -> &[TuneRecord] {
-        &self.records
-    }
-
-    /// The record for this problem in this environment.
-    pub fn find(&self, here: &Environment, desc: &GemmDesc) -> Option<&TuneRecord> {
-        if self.records.is_empty() {
-            return None;
-        }
-        let problem = ProblemRecord::from(desc);
-        let mut fitting =
-            self.records.iter().filter(|r| r.version == VERSION && r.environment.admits(here) && r.problem == problem);
-        let first = fitting.clone().next();
-        fitting.find(|r| r.environment.driver == here.driver).or(first)
-    }
-
-    /// The table as JSON.
-    ///
-    /// # Errors
-    /// [`Error::Record`] if a time is not a finite number.
-    pub fn to_json(&self) -> Result<String> {
-        serde_json::to_string_pretty(self).map_err(|e| refused(format!("it cannot be written as JSON: {e}")))
-    }
-
-    /// A table from JSON. Records of other machines are kept; they are passed over when planning.
-    ///
-    /// # Errors
-    /// [`Error::Record`] with the place and reason.
-    pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|e| refused(format!("not a table of records: {e}")))
-    }
-
-    /// Reads a table from a file.
-    ///
-    /// # Errors
-    /// [`Error::File`] for what is no regular file (a pipe would be waited for); [`Error::Io`]; [`Error::Record`] with the
-    /// file, place and reason.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let file = open_regular(path, "give a file that tune or TuneTable::save wrote")?;
-        let text = read_to_string(file).map_err(|source| Error::Io { path: path.into(), source })?;
-        Self::from_json(&text).map_err(|e| match e {
-            Error::Record { reason, remedy } => {
-                Error::Record { reason: format!("{}: {reason}", path.display()), remedy }
-            }
-            other => other,
-        })
-    }
-
-    /// Writes the table to a file, which appears whole or not at all.
-    ///
-    /// # Errors
-    /// As [`OutputFile::create`] and [`OutputFile::finish`].
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let mut file = OutputFile::create(path)?;
-        file.write((self.to_json()? + "\n").as_bytes())?;
-        file.finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -401,8 +242,10 @@ mod tests {
     use crate::format::{DType, Fp8Format, Operand, Scheme};
     use crate::gpu::gemm::desc::Accumulation;
     use crate::gpu::kernels::SmallMOperands;
+    use crate::gpu::matrix::derived::KeptWeights;
+    use table::TuneTable;
 
-    fn environment() -> Environment {
+    pub(super) fn environment() -> Environment {
         Environment {
             gpu: "NVIDIA H200".into(),
             compute_capability: (9, 0),
@@ -412,7 +255,7 @@ mod tests {
         }
     }
 
-    fn desc() -> GemmDesc {
+    pub(super) fn desc() -> GemmDesc {
         let (a, b) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E5M2));
         let epilogue = Epilogue { bias: Some(DType::Bf16), activation: Activation::Relu, residual: None };
         GemmDesc::new(16, 4096, 7168, a, b, DType::Bf16).with_epilogue(epilogue)
@@ -423,7 +266,7 @@ mod tests {
         Algorithm::CublasLt(LtAlgorithm { words, config: "algorithm 66, tile 20".into() })
     }
 
-    fn record() -> TuneRecord {
+    pub(super) fn record() -> TuneRecord {
         TuneRecord::new(
             environment(),
             &desc(),
@@ -491,7 +334,6 @@ mod tests {
         assert!(refusal(&environment(), &other).contains("accumulation is precise"));
         let other = desc().with_batch_invariant(true);
         assert!(refusal(&environment(), &other).contains("batch_invariant is false in the record and true here"));
-        assert!(TuneTable { records: vec![record()] }.find(&environment(), &other).is_none());
     }
 
     #[test]
@@ -553,48 +395,5 @@ mod tests {
         old["version"] = 2.into();
         assert!(TuneRecord::from_json(&old.to_string()).is_err());
         assert!(TuneRecord::from_json(&now.replacen("\"version\": 2", "\"version\": 1", 1)).is_err());
-    }
-
-    #[test]
-    fn a_table_keeps_one_record_for_each_problem_and_machine() {
-        let mut table = TuneTable::default();
-        assert!(table.find(&environment(), &desc()).is_none());
-        table.insert(record());
-        table.insert(TuneRecord { measured_us: Some(10.0), ..record() });
-        table.insert(TuneRecord { environment: Environment { sm_count: 78, ..environment() }, ..record() });
-        assert_eq!(table.records().len(), 2);
-        // Another driver's record holds until there is one of this driver.
-        let newer = Environment { driver: 13010, ..environment() };
-        record().check(&newer, &desc()).unwrap();
-        assert_eq!(table.find(&newer, &desc()).unwrap().environment().driver, 13000);
-        let mut both = table.clone();
-        both.insert(TuneRecord { environment: newer.clone(), ..record() });
-        assert_eq!((both.records().len(), both.find(&newer, &desc()).unwrap().environment()), (3, &newer));
-        let found = table.find(&environment(), &desc()).unwrap();
-        assert_eq!(found.measured_us(), Some(10.0));
-        assert!(table.find(&environment(), &GemmDesc { m: 1, ..desc() }).is_none());
-        assert_eq!(TuneTable::from_json(&table.to_json().unwrap()).unwrap(), table);
-
-        let file = std::env::temp_dir().join(format!("scaled-gemm-tune-{}.json", std::process::id()));
-        table.save(&file).unwrap();
-        assert_eq!(TuneTable::load(&file).unwrap(), table);
-        std::fs::write(&file, "[]").unwrap();
-        assert!(TuneTable::load(&file).unwrap_err().to_string().contains("scaled-gemm-tune"));
-        std::fs::remove_file(&file).unwrap();
-        assert!(matches!(TuneTable::load(&file), Err(Error::Io { .. })));
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let pipe = folder.path().join("pipe");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        for (path, what) in [(pipe.as_path(), "a pipe"), (folder.path(), "a folder")] {
-            let error = TuneTable::load(path).unwrap_err();
-            assert!(matches!(error, Error::File { .. }), "{error}");
-            let text = error.to_string();
-            assert!(text.contains(what) && text.contains("give a file that tune"), "{text}");
-        }
     }
 }

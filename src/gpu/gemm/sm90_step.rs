@@ -6,17 +6,16 @@ use crate::format::Fp8Format;
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
-use crate::gpu::gemm::formulation::sm90_formats;
-use crate::gpu::gemm::outline::{Sum, Target};
+use crate::gpu::gemm::our_pairs::Sm90Pair;
 use crate::gpu::gemm::sm90_rules::{order_of_whole, serves, waves};
 use crate::gpu::gemm::steps::Search;
-use crate::gpu::kernels::{KernelFamily, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
+use crate::gpu::gemm::sum::{Sum, Target};
+use crate::gpu::kernels::{KernelFamily, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand};
 
 /// A product by our kernels for sm_90, ready apart from addresses.
 pub(crate) struct Sm90Product {
     sum: Sum,
-    /// Of the codes of A and B.
-    formats: [Fp8Format; 2],
+    pair: Sm90Pair,
     configs: Vec<Sm90Config>,
     chosen: usize,
     waves: f32,
@@ -27,36 +26,27 @@ pub(crate) struct Sm90Product {
 
 impl Sm90Product {
     /// Configurations, the one that should be fastest first.
-    pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, sm_count: usize, search: Search) -> Self {
+    pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, search: Search) -> Self {
         let mut configs = order_of_whole([desc.m, desc.n, desc.k], sm_count);
-        configs.retain(|config| serves(*config, desc.batch_invariant, sm90_formats(desc)));
+        configs.retain(|config| serves(*config, desc.batch_invariant, pair.formats));
         configs.truncate(search.candidates.max(1));
-        Self::new(desc, sum, sm_count, configs)
+        Self::new(desc, sum, pair, sm_count, configs)
     }
 
     /// With the configuration of a record.
-    pub(crate) fn recorded(desc: &GemmDesc, sum: &Sum, sm_count: usize, config: Sm90Config) -> Self {
-        Self::new(desc, sum, sm_count, vec![config])
+    pub(crate) fn recorded(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, config: Sm90Config) -> Self {
+        Self::new(desc, sum, pair, sm_count, vec![config])
     }
 
-    fn new(desc: &GemmDesc, sum: &Sum, sm_count: usize, configs: Vec<Sm90Config>) -> Self {
+    fn new(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, configs: Vec<Sm90Config>) -> Self {
         let mnk = [desc.m, desc.n, desc.k];
         let waves = waves(configs[0], mnk, sm_count);
-        Self {
-            sum: *sum,
-            formats: sm90_formats(desc),
-            waves,
-            configs,
-            chosen: 0,
-            mnk,
-            sm_count,
-            maps: Sm90Maps::default(),
-        }
+        Self { sum: *sum, pair, waves, configs, chosen: 0, mnk, sm_count, maps: Sm90Maps::default() }
     }
 
     /// The kernels that it launches.
     pub(crate) fn kernels(&self) -> KernelFamily {
-        if self.formats == [Fp8Format::E4M3; 2] { KernelFamily::Sm90 } else { KernelFamily::Sm90E5m2 }
+        if self.pair.formats == [Fp8Format::E4M3; 2] { KernelFamily::Sm90 } else { KernelFamily::Sm90E5m2 }
     }
 
     /// The configuration in use.
@@ -85,18 +75,17 @@ impl Sm90Product {
     /// Enqueues the product. Allocates nothing, waits for nothing.
     pub(crate) fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
         let (desc, sum, (alpha, beta)) = (call.desc, self.sum, call.factors(self.sum.accumulate));
-        let layout = Sm90Scales::of(sum.a_scales, sum.b_scales);
         // What the outline does not fuse, the epilogue kernel does.
         let fused = sum.target == Target::D;
         let product = Sm90Call {
             config: self.config(),
-            formats: self.formats,
+            formats: self.pair.formats,
             m: desc.m,
             n: desc.n,
             k: desc.k,
             a: operand("A", &call.a)?,
             b: operand("B", &call.b)?,
-            layout: layout.ok_or_else(|| bug("scales of these layouts"))?,
+            layout: self.pair.scales,
             d: if fused { &call.d } else { &call.scratch.sum },
             d_stride: sum.d_stride,
             d_type: sum.d_type,
@@ -132,6 +121,7 @@ mod tests {
     use crate::epilogue::{Activation, Epilogue};
     use crate::format::{DType, Fp8Format, Scheme};
     use crate::gpu::gemm::formulation::{Finish, Formulation};
+    use crate::gpu::gemm::our_pairs::sm90_pair;
     use crate::gpu::gemm::outline::outline;
     use crate::gpu::gemm::sm90_rules::sum_order;
 
@@ -142,15 +132,16 @@ mod tests {
         let desc = GemmDesc::new(1024, 4096, 7168, a, b, DType::Bf16);
         let sum = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum;
         let search = |candidates| Search { candidates, workspace_limit: 0 };
-        let mut product = Sm90Product::ask(&desc, &sum, 132, search(8));
+        let pair = sm90_pair(&desc).unwrap();
+        let mut product = Sm90Product::ask(&desc, &sum, pair, 132, search(8));
         assert_eq!((product.place(), product.config()), ((0, 8), Sm90Config::Tile256x128));
         let waves = product.waves();
         product.choose(1);
         assert!(product.config() != Sm90Config::Tile256x128 && product.waves() != waves);
         product.choose(8);
         assert_eq!(product.place(), (1, 8), "out of range keeps the one in use");
-        assert_eq!([0, 1, 2].map(|count| Sm90Product::ask(&desc, &sum, 132, search(count)).place().1), [1, 1, 2]);
-        let recorded = Sm90Product::recorded(&desc, &sum, 132, Sm90Config::Tile64x64);
+        assert_eq!([0, 1, 2].map(|count| Sm90Product::ask(&desc, &sum, pair, 132, search(count)).place().1), [1, 1, 2]);
+        let recorded = Sm90Product::recorded(&desc, &sum, pair, 132, Sm90Config::Tile64x64);
         assert_eq!((recorded.place(), recorded.config()), ((0, 1), Sm90Config::Tile64x64));
     }
 
@@ -172,7 +163,8 @@ mod tests {
                         assert!(outline(&desc, Formulation::Sm90, Finish::EpilogueKernel).is_err(), "{desc}");
                         ends.push(Sum { rows: 0, ..sum });
                         for sm_count in [132, 114, 78] {
-                            let product = Sm90Product::ask(&desc, &sum, sm_count, search);
+                            let pair = sm90_pair(&desc).unwrap();
+                            let product = Sm90Product::ask(&desc, &sum, pair, sm_count, search);
                             firsts.push(product.config());
                             orders.extend(product.configs.into_iter().map(sum_order));
                         }

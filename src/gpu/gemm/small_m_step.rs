@@ -4,12 +4,14 @@ use crate::error::{Error, Result};
 use crate::format::Operand;
 
 use crate::gpu::device::memory::Span;
+use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
-use crate::gpu::gemm::formulation::{HOPPER, small_m_operands};
-use crate::gpu::gemm::outline::{ScaleUse, Sum, Target, ValueSource, second_level};
+use crate::gpu::gemm::our_pairs::small_m_operands;
+use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_rules::{order, waves};
 use crate::gpu::gemm::steps::Search;
+use crate::gpu::gemm::sum::{Sum, Target, ValueSource};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     KernelFamily, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,

@@ -8,13 +8,15 @@ use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::call::{self, Call};
 use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::finish;
-use crate::gpu::gemm::formulation::{Finish, Formulation, sm90_formats, small_m_operands};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::lt_step::LtProduct;
-use crate::gpu::gemm::outline::{FactorPlace, Outline, ScaleUse, ValueSource, outline};
+use crate::gpu::gemm::our_pairs::{sm90_pair, small_m_operands};
+use crate::gpu::gemm::outline::{Outline, ScaleUse, outline};
 use crate::gpu::gemm::record::Algorithm;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::gemm::sm90_step::Sm90Product;
 use crate::gpu::gemm::small_m_step::{SmallMGpu, SmallMProduct};
+use crate::gpu::gemm::sum::{FactorPlace, ValueSource};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, Input, KernelFamily, Output};
 
@@ -66,7 +68,8 @@ impl Product {
     fn ask(handle: &Handle, desc: &GemmDesc, outline: &Outline, search: Search) -> Result<Offered<Self>> {
         let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
         match outline.formulation {
-            Formulation::Sm90 => Ok(Ok(Self::Sm90(Box::new(Sm90Product::ask(desc, sum, gpu.sm_count, search))))),
+            Formulation::Sm90 => Ok(sm90_pair(desc)
+                .map(|pair| Self::Sm90(Box::new(Sm90Product::ask(desc, sum, pair, gpu.sm_count, search))))),
             Formulation::SmallM => Ok(Ok(Self::SmallM(Box::new(SmallMProduct::ask(desc, sum, gpu, search))))),
             _ => Ok(LtProduct::ask(handle, desc, sum, search)?.map(|lt| Self::Lt(Box::new(lt)))),
         }
@@ -81,12 +84,14 @@ impl Product {
         search: Search,
     ) -> Result<Offered<Self>> {
         let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
+        let none_such = |way| format!("{way} has no such algorithm for {} x {} and m = {}", desc.a, desc.b, desc.m);
         match (algorithm, outline.formulation) {
-            (Algorithm::Sm90(config), Formulation::Sm90)
-                if sm90_rules::serves(*config, desc.batch_invariant, sm90_formats(desc)) =>
-            {
-                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, gpu.sm_count, *config)))))
-            }
+            (Algorithm::Sm90(config), Formulation::Sm90) => match sm90_pair(desc) {
+                Ok(pair) if sm90_rules::serves(*config, desc.batch_invariant, pair.formats) => {
+                    Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, pair, gpu.sm_count, *config)))))
+                }
+                _ => Ok(Err(none_such(Formulation::Sm90))),
+            },
             (Algorithm::SmallM(config), Formulation::SmallM)
                 if Some(config.block().operands()) == small_m_operands(desc)
                     && desc.m <= config.block().most_rows()
@@ -95,9 +100,7 @@ impl Product {
                 Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, gpu, *config)))))
             }
             (Algorithm::Sm90(_) | Algorithm::SmallM(_), other)
-            | (Algorithm::CublasLt(_), other @ (Formulation::Sm90 | Formulation::SmallM)) => {
-                Ok(Err(format!("{other} has no such algorithm for {} x {} and m = {}", desc.a, desc.b, desc.m)))
-            }
+            | (Algorithm::CublasLt(_), other @ (Formulation::Sm90 | Formulation::SmallM)) => Ok(Err(none_such(other))),
             (Algorithm::CublasLt(recorded), _) => {
                 let product = LtProduct::recorded(handle, desc, sum, recorded, search)?;
                 Ok(product.map(|lt| Self::Lt(Box::new(lt))))

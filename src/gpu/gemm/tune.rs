@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 
 use crate::gpu::gemm::args::GemmArgs;
-use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation};
+use crate::gpu::gemm::available::{Facts, available};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::judge::Judge;
 use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::record::TuneRecord;
@@ -194,7 +195,7 @@ impl GemmPlan {
         }
         let mut candidates = Vec::new();
         for formulation in order {
-            if formulation::available(&self.desc, Facts::of(handle), formulation).is_err() {
+            if available(&self.desc, Facts::of(handle), formulation).is_err() {
                 continue;
             }
             for finish in Finish::ALL {

@@ -7,7 +7,7 @@ use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, DType, Operand, Scheme, pair};
 use crate::gpu::device::memory::Span;
-use crate::gpu::gemm::formulation::HOPPER;
+use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_rules;
 use crate::gpu::handle::Handle;

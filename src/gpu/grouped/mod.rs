@@ -18,7 +18,8 @@ use crate::error::{Error, Result};
 use crate::format::{DType, Fp8Format, Operand, pair};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
 use crate::gpu::device::stream::Order;
-use crate::gpu::gemm::formulation::{HOPPER, grouped_scales};
+use crate::gpu::gemm::available::HOPPER;
+use crate::gpu::gemm::our_pairs::grouped_scales;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{

@@ -6,7 +6,7 @@ use super::weight::check_dw;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{DType, Fp8Format, Operand, Scheme, pair};
-use crate::gpu::gemm::formulation::HOPPER;
+use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{

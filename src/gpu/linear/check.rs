@@ -5,9 +5,10 @@ use super::operand::other_form;
 use super::saved::{Kept, LinearGradientsInto, Made, QuantizedGradient, SavedInput};
 use crate::error::{Error, Result};
 use crate::format::{DType, LinearRecipe};
+use crate::gpu::gemm::available::{Facts, available};
 use crate::gpu::gemm::call::check_alignment;
 use crate::gpu::gemm::desc::GemmDesc;
-use crate::gpu::gemm::formulation::{Facts, Formulation, available};
+use crate::gpu::gemm::formulation::Formulation;
 use crate::gpu::handle::Handle;
 use crate::gpu::matrix::{MatMut, MatRef, VecRef};
 

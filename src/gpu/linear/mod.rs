@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::format::{DType, DelayedState, KeptInput, LinearRecipe, Recipe, Scheme, pair};
 use crate::gpu::cast::quantize::QuantizeTo;
 use crate::gpu::device::memory::DeviceBuffer;
-use crate::gpu::gemm::formulation::Facts;
+use crate::gpu::gemm::available::Facts;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{KernelFamily, column_sum_bytes};
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};

@@ -3,9 +3,11 @@
 use super::*;
 use crate::epilogue::Epilogue;
 use crate::format::{Fp8Format, Fp8Granularity, Fp8Recipe, HostQuantMatrix, Operand as GemmOperand};
-use crate::gpu::gemm::formulation::{Finish, Formulation, available};
-use crate::gpu::gemm::outline::{Outline, Scratch, outline};
+use crate::gpu::gemm::available::available;
+use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::gemm::outline::{Outline, outline};
 use crate::gpu::gemm::quantize_a::QuantizeA;
+use crate::gpu::gemm::scratch::Scratch;
 use crate::gpu::lt::quirks::{SM120_BLOCK_SCALES, Version};
 use crate::gpu::lt::tests::found;
 use crate::gpu::matrix::derived::KeptWeights;
@@ -61,7 +63,7 @@ fn native_products_have_the_modes_types_and_layouts_of_the_documentation() {
         for (out, d_type) in [(DType::Bf16, R_16BF), (DType::F16, R_16F), (DType::F32, R_32F)] {
             let desc = GemmDesc::new(m, n, k, a, b, out).with_out_stride(n + 8);
             for cc in [(10, 0), (12, 0)] {
-                let facts = crate::gpu::gemm::formulation::Facts {
+                let facts = crate::gpu::gemm::available::Facts {
                     cc,
                     version: Version::new(13, 1, 0),
                     sm_count: 132,

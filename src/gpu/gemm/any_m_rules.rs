@@ -1,0 +1,296 @@
+//! [`preference_for_any_m`]: which of the formulations that take any m is tried first: cuBLASLt's ways, and our product for sm_90. Pure: nothing here asks a library.
+
+use crate::epilogue::Activation;
+use crate::format::layout::ScaleLayout;
+use crate::gpu::gemm::available::{Facts, HOPPER, available};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::gemm::measured::{self, Choice, Problem};
+use crate::gpu::gemm::measured_sm90;
+use crate::gpu::gemm::our_pairs::sm90_pair;
+use crate::gpu::gemm::outline::outline;
+use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
+use crate::gpu::gemm::sm90_rules;
+
+/// The order in which to try formulations, and the words for why, as if there were no product of few rows.
+///
+/// Where cuBLASLt has the pair natively and there is an alternative, [`crate::gpu::gemm::measured`] knows which is the faster one:
+/// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
+/// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
+/// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B. Our own
+/// product for sm_90 is then held against the better of these: [`crate::gpu::gemm::measured_sm90`], unless its epilogue takes longer; rules of [`sm90_rules`] for
+/// scales of rows.
+pub(super) fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
+    let all = |why: &str| (Formulation::ALL.to_vec(), why.to_string());
+    let (alternative, tables, tables_of_ours) = match pair_kind(desc) {
+        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Blk128) => {
+            (Formulation::RepeatedScales, measured::REPEATED_SCALES, measured_sm90::SM90)
+        }
+        PairKind::Fp8(ScaleLayout::Outer, ScaleLayout::Outer) => {
+            (Formulation::Rescaled, measured::RESCALED, measured_sm90::SM90_ROWS)
+        }
+        PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
+            return all("this GPU multiplies such blocks itself");
+        }
+        PairKind::WeightOnlyFp8 => return all("no library multiplies plain activations by FP8 weights"),
+        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
+            return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
+        }
+        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Vec128) if gradients_are_ours(desc, facts) => {
+            let order = led_by(Formulation::Sm90, Formulation::ALL.to_vec());
+            return (order, "adds to D itself, where cuBLASLt needs a pass (rule from an H200)".to_string());
+        }
+        PairKind::Fp8(..) => return all("cuBLASLt has one way"),
+    };
+    if facts.cc != HOPPER {
+        return all("no rule for this GPU prefers another");
+    }
+    let problem = Problem {
+        fast: alternative == Formulation::Rescaled && desc.accumulation == Accumulation::Fast,
+        out: desc.out,
+        activation: desc.epilogue.activation,
+        more: desc.epilogue.bias.is_some()
+            || desc.epilogue.residual.is_some()
+            || desc.accumulate == Accumulate::Add
+            || desc.out_amax == OutAmax::Store,
+    };
+    let (mnk, sm_count) = ([desc.m, desc.n, desc.k], facts.sm_count as usize);
+    let choice = measured::choose(tables, problem, mnk, sm_count, facts.measured);
+    let (wins, at) = match choice {
+        Some(choice) => said(choice),
+        None => return all("nothing was measured"),
+    };
+    let order = Formulation::ALL.to_vec();
+    let order = if wins { led_by(alternative, order) } else { order };
+    let words = format!("{}, {at}", if wins { "faster than native" } else { "fastest" });
+    let Ok(pair) = available(desc, facts, Formulation::Sm90).and_then(|()| sm90_pair(desc)) else {
+        return (order, words);
+    };
+    if !sm90_rules::has_the_fastest(mnk, sm_count, pair.formats) {
+        return (order, format!("{words}; sm90 is not, without the kernel for such shapes with e5m2 codes"));
+    }
+    let library = if wins { alternative } else { Formulation::Native };
+    let ours = measured::choose(tables_of_ours, problem, mnk, sm_count, facts.measured);
+    let by_rule = match (alternative, ours) {
+        (_, Some(Choice::Measured(_))) => None,
+        _ if !stores(desc, Formulation::Native) && outline(desc, Formulation::Sm90, Finish::Fused).is_ok() => {
+            Some(sm90_rules::saves_a_pass(mnk))
+        }
+        (Formulation::Rescaled, _) => Some(rows_are_ours(desc, mnk, sm_count)),
+        _ if library_ends_sooner(desc, library) => Some(false),
+        _ => None,
+    };
+    match by_rule {
+        Some(true) => {
+            let words = "faster than cuBLASLt's products, at such shapes (rule from an H200)".to_string();
+            return (led_by(Formulation::Sm90, order), words);
+        }
+        Some(false) => {
+            return (order, format!("{words}; sm90 is not, with such an epilogue or shape (rule from an H200)"));
+        }
+        None => {}
+    }
+    match ours.map(said) {
+        Some((true, at)) => (led_by(Formulation::Sm90, order), format!("faster than cuBLASLt's products, {at}")),
+        Some((false, at)) => (order, format!("{words}; sm90 is not, {at}")),
+        None => (order, words),
+    }
+}
+
+/// Whether a way of cuBLASLt stores D, without a pass of our epilogue kernel.
+fn stores(desc: &GemmDesc, library: Formulation) -> bool {
+    [Finish::Fused, Finish::PaddedCopy].into_iter().any(|finish| outline(desc, library, finish).is_ok())
+}
+
+/// Whether sm90 is slower than this way of cuBLASLt because of what follows the sums: an activation that the library fuses, which computes it less exactly (GELU at 4096 x 4096 x
+/// 7168: 214 us for 194; observed: H200, 2026-11-25, `bench sm90`), or a pass of its own.
+fn library_ends_sooner(desc: &GemmDesc, library: Formulation) -> bool {
+    (desc.epilogue.activation != Activation::None && stores(desc, library))
+        || outline(desc, Formulation::Sm90, Finish::Fused).is_err()
+}
+
+/// Of row scales.
+fn rows_are_ours(desc: &GemmDesc, mnk: [usize; 3], sm_count: usize) -> bool {
+    let plain = desc.epilogue.activation == Activation::None && desc.accumulation == Accumulation::Precise;
+    let fits = outline(desc, Formulation::Sm90, Finish::Fused).is_ok();
+    fits && (sm90_rules::is_one_round(mnk, sm_count) || (plain && sm90_rules::is_first_of_rows(mnk, sm_count)))
+}
+
+/// Of 1x128 x 1x128: where it adds to D, which cuBLASLt 13.1 does not with such scales, and its tiles fill several rounds (observed: H200, 2026-11-25, `bench sm90`: 5 and
+/// 6 % faster at 4096 x 4096 x 4096 and 4096 x 7168 x 2048; without the addition 2 to 5 % slower).
+fn gradients_are_ours(desc: &GemmDesc, facts: Facts) -> bool {
+    desc.accumulate == Accumulate::Add
+        && !library_ends_sooner(desc, Formulation::Native)
+        && available(desc, facts, Formulation::Sm90).is_ok()
+        && sm90_rules::has_rounds([desc.m, desc.n, desc.k], facts.sm_count as usize)
+}
+
+/// Whether the choice is for the alternative, and where that is known from.
+fn said(choice: Choice) -> (bool, &'static str) {
+    match choice {
+        Choice::Measured(wins) => (wins, "measured at this shape (H200, cuBLASLt 13.1)"),
+        Choice::Rule(wins) => (wins, "at such shapes (rule from an H200, cuBLASLt 13.1)"),
+        Choice::NearestRule(wins) => (wins, "at such shapes (rule of similar problems on an H200, cuBLASLt 13.1)"),
+    }
+}
+
+/// The same order behind this formulation.
+pub(super) fn led_by(first: Formulation, mut order: Vec<Formulation>) -> Vec<Formulation> {
+    order.retain(|formulation| *formulation != first);
+    order.insert(0, first);
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::epilogue::Epilogue;
+    use crate::format::{DType, Fp8Format, Scheme};
+    use crate::gpu::lt::quirks::Version;
+
+    const F: Fp8Format = Fp8Format::E4M3;
+    const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), sm_count: 132, measured: true };
+
+    #[test]
+    fn measured_shapes_first_then_rules_then_native() {
+        use Formulation::{Native, RepeatedScales, Rescaled, Sm90};
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
+        let desc = |m, n, k, a, b| GemmDesc::new(m, n, k, a, b, DType::Bf16).with_accumulation(Accumulation::Fast);
+        let first = |m, n, k, a, b, facts| preference_for_any_m(&desc(m, n, k, a, b), facts).0[0];
+        // What the numbers say is the business of `measured`; here they are followed, by row or by rule, whatever they are.
+        let other = Facts { measured: false, ..H200 };
+        let mut seen = std::collections::HashSet::new();
+        for (m, n, k) in [(1, 24576, 1536), (64, 24576, 1536), (8192, 4096, 7168), (16, 9984, 4096), (8192, 9984, 4096)]
+        {
+            for (a, b, alternative, tables) in
+                [(vec, blk, RepeatedScales, measured::REPEATED_SCALES), (row, row, Rescaled, measured::RESCALED)]
+            {
+                for facts in [H200, other, Facts { sm_count: 8, ..other }] {
+                    let fast = alternative == Rescaled;
+                    let problem = Problem { fast, out: DType::Bf16, activation: Activation::None, more: false };
+                    let sms = facts.sm_count as usize;
+                    let choice = measured::choose(tables, problem, [m, n, k], sms, facts.measured).unwrap();
+                    let (Choice::Measured(wins) | Choice::Rule(wins) | Choice::NearestRule(wins)) = choice;
+                    assert_eq!(matches!(choice, Choice::Measured(_)), facts.measured && n != 9984, "{choice:?}");
+                    let wanted = if wins { alternative } else { Native };
+                    let rows = alternative == Rescaled;
+                    let ours = if rows { measured_sm90::SM90_ROWS } else { measured_sm90::SM90 };
+                    let ours = match measured::choose(ours, problem, [m, n, k], sms, facts.measured).unwrap() {
+                        Choice::Measured(wins) => wins,
+                        // Of rows the rules are others.
+                        by_rule => !rows && said(by_rule).0,
+                    };
+                    let wanted = if ours { Sm90 } else { wanted };
+                    assert_eq!(first(m, n, k, a, b, facts), wanted, "{m} x {n} x {k} on {facts:?}: {choice:?}");
+                    // Another format has the same two ways of the library, and ours where the configuration for the shape has kernels for it.
+                    if alternative == RepeatedScales {
+                        let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+                        let fast = sm90_rules::has_the_fastest([m, n, k], sms, [Fp8Format::E5M2, F]);
+                        assert_eq!(first(m, n, k, wide, b, facts) == Sm90, ours && fast, "{m} x {n} x {k}");
+                        seen.insert((ours, fast));
+                    }
+                }
+            }
+        }
+        assert!(seen.contains(&(true, true)) && seen.contains(&(true, false)), "{seen:?}");
+        // In every record so far: one row of A is repeated scales' and rescaled's, thousands on a wide B are ours and native's.
+        assert_eq!(
+            [vec, row].map(|a| first(1, 4096, 7168, a, if a == row { row } else { blk }, H200)),
+            [RepeatedScales, Rescaled]
+        );
+        assert_eq!(
+            [vec, row].map(|a| first(8192, 24576, 1536, a, if a == row { row } else { blk }, H200)),
+            [Sm90, Native]
+        );
+        // A table is for what it was measured for and nothing else; the words say which rule was followed instead.
+        let known = desc(2, 24576, 1536, row, row);
+        let words = |desc: &GemmDesc| preference_for_any_m(desc, H200).1;
+        assert!(words(&known).contains("measured at this shape"), "{}", words(&known));
+        let silu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
+        let similar = GemmDesc { out: DType::F16, ..known };
+        assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
+        // A bias and every type cost ours what they cost the library, activations that the library fuses more, and what it leaves to a pass less.
+        let wide = desc(8192, 24576, 1536, vec, blk);
+        let of = |desc: &GemmDesc| preference_for_any_m(desc, H200);
+        assert_eq!(of(&wide).0[0], Sm90);
+        let with = |activation, bias| Epilogue { activation, bias, residual: None };
+        for fused in [
+            wide.with_epilogue(with(Activation::None, Some(DType::Bf16))),
+            GemmDesc { out: DType::F16, ..wide },
+            // Of 1x128 scales cuBLASLt wants rows in fours: it pads.
+            GemmDesc { m: 8191, ..wide }.with_epilogue(with(Activation::None, Some(DType::Bf16))),
+        ] {
+            let (order, words) = of(&fused);
+            assert_eq!((order[0], words.contains("rule of similar problems")), (Sm90, true), "{fused}: {words}");
+        }
+        let silu = of(&wide.with_epilogue(silu));
+        assert!(silu.0[0] == Sm90 && silu.1.contains("measured at this shape"), "{silu:?}");
+        let residual = Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() };
+        for (m, ours) in [(1, false), (16, false), (512, true)] {
+            let desc = desc(m, 4096, 14336, vec, blk).with_epilogue(residual);
+            let (order, words) = of(&desc);
+            assert_eq!((order[0] == Sm90, words.contains("rule from an H200")), (ours, true), "{desc}: {words}");
+        }
+        for slower in
+            [wide.with_epilogue(with(Activation::Gelu, None)), wide.with_epilogue(with(Activation::Relu, None))]
+        {
+            let (order, words) = of(&slower);
+            assert_eq!(
+                (order[0], words.contains("sm90 is not, with such an epilogue")),
+                (Native, true),
+                "{slower}: {words}"
+            );
+        }
+        // Scales of rows: precise sums on a long k, and one round of small tiles whatever the sums. Scales of matrices are the library's.
+        let precise = |m, n, k, scheme| desc(m, n, k, scheme, scheme).with_accumulation(Accumulation::Precise);
+        let large = precise(4096, 4096, 7296, row);
+        assert_eq!(of(&large).0[0], Sm90);
+        assert!(of(&large).1.contains("rule from an H200"));
+        let silu = with(Activation::Silu, None);
+        assert_eq!(of(&large.with_epilogue(silu)).0[0], Sm90);
+        for other in [large.with_accumulation(Accumulation::Fast), precise(4096, 4096, 7296, Scheme::Fp8Tensor(F))] {
+            assert_ne!(of(&other).0[0], Sm90, "{other}");
+        }
+        let few = desc(128, 4096, 7168, row, row);
+        assert_eq!([few, few.with_epilogue(silu)].map(|desc| of(&desc).0[0]), [Sm90; 2]);
+        assert_eq!(of(&few.with_epilogue(Epilogue { residual: Some(DType::F16), ..silu })).0[0], Sm90);
+        assert_ne!(preference_for_any_m(&few, Facts { cc: (8, 9), ..H200 }).0[0], Sm90);
+        // Weight gradients: where they are added to.
+        let gradient = GemmDesc { out: DType::F32, ..precise(4096, 4096, 4096, vec) };
+        assert_eq!(of(&gradient).0[0], Native);
+        assert_eq!(of(&gradient.with_accumulate(Accumulate::Add)).0[0], Sm90);
+        let small = GemmDesc { out: DType::F32, ..precise(1024, 4096, 7168, vec) };
+        assert_eq!(of(&small.with_accumulate(Accumulate::Add)).0[0], Native);
+        assert!(of(&desc(1, 4096, 7168, vec, blk)).1.contains("; sm90 is not, measured at this shape"));
+        assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
+        assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);
+        let mut order = preference_for_any_m(&desc(1, 4096, 7168, row, row), H200).0;
+        order.sort();
+        assert_eq!(order, Formulation::ALL);
+    }
+
+    /// Of narrow weights with a long k: the fastest in the record of `formulations` (2026-11-26).
+    #[test]
+    fn narrow_weights_are_multiplied_as_the_records_say() {
+        use Formulation::{Native, RepeatedScales, Rescaled, Sm90};
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
+        let first = |desc: GemmDesc| preference_for_any_m(&desc, H200).0[0];
+        for (m, fastest) in
+            [(128, Sm90), (192, RepeatedScales), (256, Sm90), (768, Native), (1024, Sm90), (4096, Sm90), (8192, Sm90)]
+        {
+            assert_eq!(first(GemmDesc::new(m, 2112, 7168, vec, blk, DType::Bf16)), fastest, "m = {m}");
+        }
+        for (m, n, fastest) in [
+            (128, 576, Sm90),
+            (1024, 576, Rescaled),
+            (128, 2112, Sm90),
+            (192, 2112, Rescaled),
+            (512, 2112, Sm90),
+            (128, 4096, Sm90),
+            (256, 4096, Sm90),
+        ] {
+            let desc = GemmDesc::new(m, n, 7168, row, row, DType::Bf16).with_accumulation(Accumulation::Fast);
+            assert_eq!(first(desc), fastest, "m = {m}, n = {n}");
+        }
+    }
+}
