@@ -1,8 +1,8 @@
 //! Groups of rows of BF16 or F16 numbers, in one launch of our kernels that decode the weights: [`FewRows`]. Also of rows with block scales, behind a launch that
 //! dequantizes them, of all rows as one group, and of two matrices side by side.
 
-use super::GroupedRows;
 use super::fit::{check_apart, check_places_apart};
+use super::{GroupedA, GroupedRows};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, DType, Operand, Scheme, pair};
@@ -110,7 +110,15 @@ pub(crate) enum RowsOfA<'c, 'a> {
     Quantized(&'c QuantMatrix, DType),
 }
 
-impl RowsOfA<'_, '_> {
+impl<'c, 'a> RowsOfA<'c, 'a> {
+    /// A for kernels that decode weights; a quantized one is dequantized as numbers of this type.
+    pub(super) fn of(a: &'c GroupedA<'a>, dtype: DType) -> Self {
+        match a {
+            GroupedA::Plain(a) => Self::Plain(a),
+            GroupedA::Quantized(a) => Self::Quantized(a, dtype),
+        }
+    }
+
     /// Rows and columns.
     fn shape(&self) -> [usize; 2] {
         match self {
