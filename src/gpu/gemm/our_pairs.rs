@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn a_pair_for_sm90_has_scales_and_formats_or_is_none() {
         use Fp8Format::{E4M3, E5M2};
-        let (vec, blk) = (Scheme::Fp8Group1x128 as fn(_) -> _, Scheme::Fp8Group128x128(E4M3));
+        let (vec, blk) = (Scheme::Fp8Group1x128, Scheme::Fp8Group128x128(E4M3));
         let of = |a: Operand, b| sm90_pair(&GemmDesc::new(16, 4096, 7168, a, b, DType::Bf16));
         let pair = |scales, formats| Ok(Sm90Pair { scales, formats });
         assert_eq!(of(vec(E5M2).into(), blk), pair(Sm90Scales::Blocks, [E5M2, E4M3]));

@@ -1,21 +1,22 @@
 //! Groups of rows of BF16 or F16 numbers, in one launch of our kernels that decode the weights: [`FewRows`]. Also of rows with block scales, behind a launch that
 //! dequantizes them, of all rows as one group, and of two matrices side by side.
 
-use super::GroupedRows;
 use super::fit::{check_apart, check_places_apart};
+use super::{GroupedA, GroupedRows};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, DType, Operand, Scheme, pair};
 use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    BlockCodes, E2M1_K_MULTIPLE, KernelFamily, OuterScales, Sm90Groups, SmallMConfig, SmallMEnd, SmallMGroupsCall,
-    SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
+    BlockCodes, E2M1_K_MULTIPLE, KernelFamily, Kernels, OuterScales, Sm90Groups, SmallMConfig, SmallMEnd,
+    SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
 };
-use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
 /// How A and B are multiplied, after checking that they are a pair which these kernels read.
 ///
@@ -110,7 +111,15 @@ pub(crate) enum RowsOfA<'c, 'a> {
     Quantized(&'c QuantMatrix, DType),
 }
 
-impl RowsOfA<'_, '_> {
+impl<'c, 'a> RowsOfA<'c, 'a> {
+    /// A for kernels that decode weights; a quantized one is dequantized as numbers of this type.
+    pub(super) fn of(a: &'c GroupedA<'a>, dtype: DType) -> Self {
+        match a {
+            GroupedA::Plain(a) => Self::Plain(a),
+            GroupedA::Quantized(a) => Self::Quantized(a, dtype),
+        }
+    }
+
     /// Rows and columns.
     fn shape(&self) -> [usize; 2] {
         match self {
@@ -123,6 +132,67 @@ impl RowsOfA<'_, '_> {
     pub(crate) fn scratch_bytes(&self) -> usize {
         let [rows, cols] = self.shape();
         if matches!(self, Self::Quantized(..)) { rows * cols * 2 } else { 0 }
+    }
+}
+
+/// The rows of A on the stream, and where the kernels find their numbers.
+enum SpansOfA<'s> {
+    Plain {
+        numbers: Span<'s>,
+        stride: usize,
+        dtype: DType,
+    },
+    /// Numbers in scratch memory, packed, once they are dequantized.
+    Quantized {
+        q: &'s QuantMatrix,
+        read: QuantSpans<'s>,
+        numbers: Span<'s>,
+        dtype: DType,
+    },
+}
+
+impl SpansOfA<'_> {
+    fn numbers(&self) -> &Span<'_> {
+        let (Self::Plain { numbers, .. } | Self::Quantized { numbers, .. }) = self;
+        numbers
+    }
+
+    fn dtype(&self) -> DType {
+        let (Self::Plain { dtype, .. } | Self::Quantized { dtype, .. }) = self;
+        *dtype
+    }
+
+    fn stride(&self) -> usize {
+        match self {
+            Self::Plain { stride, .. } => *stride,
+            Self::Quantized { q, .. } => q.cols(),
+        }
+    }
+
+    /// The scales that are no part of the numbers.
+    fn outer(&self) -> Option<OuterScales<'_>> {
+        match self {
+            Self::Plain { .. } => None,
+            Self::Quantized { q, read, .. } => outer(second_level(q.scheme().into()), &read.scales),
+        }
+    }
+
+    /// Refuses a D that overlaps what is read.
+    fn check_apart(&self, d: &Span<'_>) -> Result<()> {
+        match self {
+            Self::Plain { numbers, .. } => check_apart("A", &[numbers], d),
+            Self::Quantized { read, .. } => check_apart("A", &read.all(), d),
+        }
+    }
+
+    /// Enqueues what goes before the product: of plain rows nothing.
+    fn dequantize(&self, kernels: &Kernels, queue: &Queue) -> Result<()> {
+        let Self::Quantized { q, read: QuantSpans { codes, block_scales, .. }, numbers, dtype } = self else {
+            return Ok(());
+        };
+        let (scheme, order, rows, cols) = (q.scheme(), q.code_order(), q.rows(), q.cols());
+        let codes = BlockCodes { scheme, order, rows, cols, codes, block_scales, scales: None };
+        kernels.dequantize_blocks(queue, &codes, numbers, cols, *dtype)
     }
 }
 
@@ -186,19 +256,17 @@ impl FewRows<'_, '_> {
                 (Some(&spans.block_scales), second_level(b.scheme().into()))
             }
         };
-        let quantized = if let RowsOfA::Quantized(a, dtype) = a { Some((a, a.read(&order)?, dtype)) } else { None };
-        let (a, a_stride, a_type, outer_a) = match (&quantized, a) {
-            (None, RowsOfA::Plain(a)) => {
-                let numbers = a.data().at(&order)?.slice(0, a.extent_bytes());
-                check_apart("A", &[&numbers], &d)?;
-                (numbers, a.row_stride(), a.dtype(), None)
+        let a = match a {
+            RowsOfA::Plain(a) => SpansOfA::Plain {
+                numbers: a.data().at(&order)?.slice(0, a.extent_bytes()),
+                stride: a.row_stride(),
+                dtype: a.dtype(),
+            },
+            RowsOfA::Quantized(q, dtype) => {
+                SpansOfA::Quantized { q, read: q.read(&order)?, numbers: scratch.slice(0, of_a), dtype }
             }
-            (Some((a, read, dtype)), _) => {
-                check_apart("A", &read.all(), &d)?;
-                (scratch.slice(0, of_a), k, *dtype, outer(second_level(a.scheme().into()), &read.scales))
-            }
-            (None, RowsOfA::Quantized(..)) => return Err(not_read()),
         };
+        a.check_apart(&d)?;
         let outer = outer(level, &spans.scales);
         let end = |d, d_stride, d_type, activation| SmallMEnd {
             alpha,
@@ -215,25 +283,16 @@ impl FewRows<'_, '_> {
             m,
             n,
             k,
-            a: &a,
-            a_stride,
-            a_type,
-            a_is_made: quantized.is_some(),
+            a: a.numbers(),
+            a_stride: a.stride(),
+            a_type: a.dtype(),
+            a_is_made: matches!(a, SpansOfA::Quantized { .. }),
             weights,
             codes: &spans.codes,
             scales,
             parts: None,
-            outer: [outer_a, outer],
+            outer: [a.outer(), outer],
             end,
-        };
-        let dequantize = || match &quantized {
-            None => Ok(()),
-            Some((q, read, dtype)) => {
-                let (codes, block_scales) = (&read.codes, &read.block_scales);
-                let (scheme, order) = (q.scheme(), q.code_order());
-                let codes = BlockCodes { scheme, order, rows: m, cols: k, codes, block_scales, scales: None };
-                kernels.dequantize_blocks(queue, &codes, &a, k, *dtype)
-            }
         };
         let (config, gated) = match way {
             FewWay::Plain(config) => (config, false),
@@ -246,7 +305,7 @@ impl FewRows<'_, '_> {
             }
         };
         let launch = |groups: Option<Sm90Groups<'_>>| {
-            dequantize()?;
+            a.dequantize(kernels, queue)?;
             let product = product(config.tile(), n, end(&d, d_stride, d_type, activation));
             kernels.small_m_groups(queue, &SmallMGroupsCall { config, product, groups, gated })
         };
@@ -263,11 +322,6 @@ impl FewRows<'_, '_> {
 /// The scales of this level, if there are any.
 fn outer<'s>(level: ScaleUse, scales: &'s Span<'s>) -> Option<OuterScales<'s>> {
     (level != ScaleUse::Nothing).then(|| OuterScales { scales, each: level == ScaleUse::Each })
-}
-
-fn not_read() -> Error {
-    let remedy = "this is a bug of scaled-gemm: please report it";
-    Error::unsupported("a quantized A that was not read", "its numbers are dequantized", remedy)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! [`GroupedWeightGradient`]: gradients of the matrices of groups, whose rows are summed over.
 
+use super::GroupedRows;
+use super::clamped::{check_clamped, count_clamped};
 use super::whole::Whole;
-use super::{GroupedRows, check_clamped, count_clamped};
 use crate::error::{Error, Result};
 use crate::format::{DType, Recipe};
 use crate::gpu::cast::quantize::QuantizeTo;

@@ -1,0 +1,141 @@
+//! [`GroupedGemmArgs`]: the operands of a product of groups.
+
+use super::GroupedRows;
+use crate::epilogue::Activation;
+use crate::format::Operand;
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
+use crate::gpu::kernels::Sm90Config;
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+
+/// A of a product of groups.
+pub(crate) enum GroupedA<'a> {
+    Quantized(&'a QuantMatrix),
+    Plain(MatRef<'a>),
+}
+
+impl GroupedA<'_> {
+    pub(crate) fn rows(&self) -> usize {
+        match self {
+            Self::Quantized(a) => a.rows(),
+            Self::Plain(a) => a.rows(),
+        }
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        match self {
+            Self::Quantized(a) => a.cols(),
+            Self::Plain(a) => a.cols(),
+        }
+    }
+
+    pub(crate) fn operand(&self) -> Operand {
+        match self {
+            Self::Quantized(a) => a.scheme().into(),
+            Self::Plain(a) => Operand::Plain(a.dtype()),
+        }
+    }
+}
+
+/// The operands of one grouped product `D_g = activation(alpha * A_g B_gᵀ + bias_g)`, sums in FP32, each step rounded to FP32 as
+/// [`Epilogue`](crate::Epilogue) says.
+pub struct GroupedGemmArgs<'a> {
+    pub(super) a: GroupedA<'a>,
+    pub(super) b: &'a QuantMatrix,
+    pub(super) groups: usize,
+    pub(super) rows: GroupedRows<'a>,
+    pub(super) d: MatMut<'a>,
+    pub(super) alpha: f32,
+    pub(super) bias: Option<VecRef<'a>>,
+    pub(super) activation: Activation,
+    pub(super) expected_rows: Option<usize>,
+    pub(super) config: Option<Sm90Config>,
+    pub(super) clamped: Option<DeviceBytesMut<'a>>,
+    pub(super) scales: [Option<DeviceBytes<'a>>; 2],
+}
+
+impl<'a> GroupedGemmArgs<'a> {
+    /// A: the rows of all groups, k columns, `fp8-1x128:e4m3` where B is `fp8-128x128:e4m3`, else `fp8-row:e4m3` or `fp8-tensor:e4m3`, as B is. B: `groups * n`
+    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups, or each has its own ([`GroupedGemmArgs::scales_of_a`], [`GroupedGemmArgs::scales_of_b`]). D: BF16, F16 or F32, A's rows by n, apart
+    /// from all that is read.
+    ///
+    /// On sm_90 also both with block scales, MXFP8, MXFP4 and NVFP4, but for a B in E5M2: a launch dequantizes all rows of A into scratch memory, and one multiplies the groups as
+    /// [`GroupedGemmArgs::weight_only`] does (in slots up to 128 [usual](Self::expected_rows) rows). In slots any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, and block scales on other GPUs.
+    pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
+        Self::of(GroupedA::Quantized(a), b, groups, rows, d)
+    }
+
+    /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only). A: BF16 or F16, its rows any
+    /// multiple of 16 bytes apart. B: NVFP4 and FP8 in E4M3, for a BF16 A also MXFP4 and MXFP8 in E4M3; `groups * n` rows, n a multiple of 128; one second-level
+    /// scale of `nvfp4` is that of all groups, `nvfp4-row` has one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch, with groups as many as there are: matrices of groups
+    /// without rows are not read. Made for decode, where a group has few rows, it takes any number: 32 of a group, or 64 where it usually has more than 96, are multiplied by one pass over
+    /// its matrix, and as many passes are made as it takes, most of them from L2; each row has the same bits whatever [`GroupedGemmArgs::expected_rows`] says. With hundreds of rows of each group it is up to
+    /// three times as slow as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance.md).
+    ///
+    /// ```no_run
+    /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, QuantMatrix, Result};
+    /// # use scaled_gemm::DeviceBuffer;
+    /// # fn decode(handle: &Handle, x: MatRef<'_>, nvfp4: &QuantMatrix, counts: &DeviceBuffer, d: &mut DeviceBuffer) -> Result<()> {
+    /// // 256 experts of 2048 x 7168 weights, at most four tokens of each in a slot of its own.
+    /// let rows = GroupedRows::Masked { slot_rows: 4, counts: counts.view() };
+    /// let d = MatMut::new(d, DType::Bf16, 256 * 4, 2048)?;
+    /// handle.grouped_gemm(GroupedGemmArgs::weight_only(x, nvfp4, 256, rows, d))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn weight_only(a: MatRef<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
+        Self::of(GroupedA::Plain(a), b, groups, rows, d)
+    }
+
+    fn of(a: GroupedA<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
+        let (bias, activation) = (None, Activation::None);
+        let (scales, clamped) = ([None, None], None);
+        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped, scales }
+    }
+
+    /// Multiplies the products by `alpha` (a host number: a captured graph keeps the value it was captured with).
+    pub fn alpha(self, alpha: f32) -> Self {
+        Self { alpha, ..self }
+    }
+
+    /// Adds a bias for each column of each group: BF16, F16 or F32, `groups * n` numbers, those of group 0 first.
+    pub fn bias(self, bias: VecRef<'a>) -> Self {
+        Self { bias: Some(bias), ..self }
+    }
+
+    /// Applies an activation after the bias.
+    pub fn activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
+    /// A scale for each group in the place of the one of an `fp8-tensor` A: FP32, as many as groups, 4-byte aligned; of one launch alone. What it holds when the
+    /// product runs is what counts.
+    pub fn scales_of_a(self, scales: DeviceBytes<'a>) -> Self {
+        let [_, b] = self.scales;
+        Self { scales: [Some(scales), b], ..self }
+    }
+
+    /// The same of an `fp8-tensor` B: experts that were quantized each by itself, whose codes lie one behind the other.
+    pub fn scales_of_b(self, scales: DeviceBytes<'a>) -> Self {
+        let [a, _] = self.scales;
+        Self { scales: [a, Some(scales)], ..self }
+    }
+
+    /// How many rows a group usually has, which decides the configuration and nothing else, but for slots of rows with block scales: those of up to 128 usual rows are multiplied
+    /// in one launch, others are one product a slot. Unless told, all that a slot holds, or an equal share of A's rows.
+    pub fn expected_rows(self, rows: usize) -> Self {
+        Self { expected_rows: Some(rows), ..self }
+    }
+
+    /// This configuration of `sm90` and no other, of those whose [`Sm90Config::k_parts`] is 1; others are refused. Results are the same in every bit. Only for operands that `sm90` multiplies: not of a
+    /// plain A, nor of block scales.
+    pub fn config(self, config: Sm90Config) -> Self {
+        Self { config: Some(config), ..self }
+    }
+
+    /// `clamped`, 4 bytes of device memory, receives how many groups were not taken as their numbers say, as a `u32`: a count below 0, or above the rows that
+    /// lie there; rows that begin outside of A, before an earlier group, or at no multiple of 4; groups without rows count as taken. Of slots that are one product each, too, whose
+    /// counts nobody else reads. What it held is overwritten, by a launch of its own behind the product. 4-byte aligned.
+    pub fn clamped(self, clamped: DeviceBytesMut<'a>) -> Self {
+        Self { clamped: Some(clamped), ..self }
+    }
+}

@@ -1,0 +1,164 @@
+//! [`Way`]: how the products of groups are made, and [`GroupedGemmArgs::explain`], which says why.
+
+use super::fit::{Fit, check_numbers};
+use super::{GroupedA, GroupedGemmArgs, few, slots};
+use crate::error::{Error, Result};
+use crate::format::{DType, Operand, pair};
+use crate::gpu::gemm::available::HOPPER;
+use crate::gpu::gemm::our_pairs::grouped_scales;
+use crate::gpu::gemm::sm90_rules;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{Sm90Config, Sm90Scales, SmallMGroupsConfig, SmallMWeights};
+use crate::gpu::lt::quirks::why_not_grouped;
+use crate::gpu::matrix::QuantMatrix;
+
+/// Of rows with block scales in slots: up to so many of a group one launch that decodes weights is faster than a product a slot, which reads and writes them as numbers (H200, 2026-11, the
+/// record of prefill, 8 groups of BF16 rows x 4096 x 7168 `nvfp4-row`: 347 us for 354 at 128 rows each, 664 for 415 at 256).
+const MOST_DECODED_ROWS: usize = 128;
+
+/// How groups are multiplied.
+pub(super) enum Way<'a> {
+    /// One launch of our kernels for sm_90, which read scales so.
+    Launch(&'a QuantMatrix, Sm90Scales),
+    /// One launch of those that decode such weights, with rows of this type, as which those of a quantized A are dequantized before.
+    FewRows(SmallMWeights, SmallMGroupsConfig, DType),
+    /// One product a slot, and why not the other.
+    Slots(&'a QuantMatrix, String),
+}
+
+impl<'a> GroupedGemmArgs<'a> {
+    /// Which way the products go, of operands that fit together.
+    pub(super) fn way(&self, handle: &Handle) -> Result<Way<'a>> {
+        let Self { a, b, .. } = self;
+        let a = match a {
+            GroupedA::Quantized(a) => *a,
+            GroupedA::Plain(a) => {
+                let weights = few::served(handle, a, b)?;
+                if self.config.is_some() {
+                    return Err(Error::unsupported(
+                        "a configuration of sm90 for a plain A",
+                        "other kernels multiply it",
+                        "leave it out",
+                    ));
+                }
+                self.check_scales(false)?;
+                self.check()?;
+                return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?, a.dtype()));
+            }
+        };
+        a.check_published("A of a grouped product")?;
+        pair::check_basis(a.basis(), b.basis())?;
+        let (major, minor) = handle.device().compute_capability;
+        let reason = match grouped_scales(a.scheme(), b.scheme()) {
+            Ok(scales) if (major, minor) == HOPPER => {
+                self.check_scales(scales == Sm90Scales::Outer { each: [false; 2] })?;
+                self.config.map_or(Ok(()), Sm90Config::check_groups)?;
+                self.check()?;
+                return Ok(Way::Launch(a, scales));
+            }
+            Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
+            Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
+        };
+        self.check_scales(false)?;
+        // A pair that nobody multiplies has a reason of its own.
+        let device = handle.device().to_string();
+        pair::check_pair(a.scheme(), b.scheme(), &device)?;
+        if self.config.is_some() {
+            return Err(Error::unsupported(
+                format!("a configuration of sm90 for groups of {} x {}", a.scheme(), b.scheme()),
+                reason,
+                "leave it out",
+            ));
+        }
+        let in_slots = slots::why_not(self, a);
+        if let Some((weights, dtype)) = few::served_quantized(handle, a.scheme(), b, self.d.dtype())
+            && (in_slots.is_some() || self.usual_rows() <= MOST_DECODED_ROWS)
+        {
+            self.check()?;
+            return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?, dtype));
+        }
+        match in_slots {
+            None => {
+                self.check()?;
+                Ok(Way::Slots(a, reason))
+            }
+            Some(why) => Err(Error::Pair {
+                a: Operand::Quantized(a.scheme()),
+                b: b.scheme(),
+                device,
+                reason: format!("{reason}; {why}"),
+                remedy: "multiply the groups one by one with Handle::scaled_gemm, of a pair that Handle::supports offers on this GPU".to_string(),
+            }),
+        }
+    }
+
+    /// Refuses scales of groups, unless the way of the product reads them.
+    fn check_scales(&self, are_read: bool) -> Result<()> {
+        if are_read || self.scales.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("a scale for each group of {} x {}", self.a.operand(), self.b.scheme()),
+            "the kernels for sm_90 read it of fp8-tensor:e4m3 operands, in one launch of all groups",
+            "pass operands of fp8-row, each of whose rows has the scale of its group",
+        ))
+    }
+
+    /// Refuses operands that do not fit together.
+    fn check(&self) -> Result<()> {
+        let Self { a, b, groups, rows, d, bias, .. } = self;
+        let (of_a, of_d) = ([a.rows(), a.cols()], [d.rows(), d.cols()]);
+        let groups = Some((*groups, rows));
+        Fit { a: of_a, b, d: of_d, groups, matrices: 1, bias: bias.as_ref() }.check()?;
+        check_numbers(d, "store one of them")
+    }
+
+    /// Rows of a group.
+    fn usual_rows(&self) -> usize {
+        let expected = self.expected_rows.unwrap_or_else(|| self.rows.expected(self.groups, self.a.rows()));
+        expected.clamp(1, self.a.rows().max(1))
+    }
+
+    /// The configuration asked for, or the one that should be fastest.
+    pub(super) fn chosen(&self, sm_count: usize) -> Sm90Config {
+        let mnk = [self.usual_rows(), self.d.cols(), self.a.cols()];
+        self.config.unwrap_or_else(|| sm90_rules::order(self.groups, mnk, sm_count)[0])
+    }
+}
+
+impl GroupedGemmArgs<'_> {
+    /// Which way the products go, what it costs in memory, and why.
+    ///
+    /// # Errors
+    /// As [`Handle::grouped_gemm`].
+    pub fn explain(&mut self, handle: &Handle) -> Result<String> {
+        let (groups, n, k) = (self.groups, self.d.cols(), self.a.cols());
+        let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.operand(), self.b.scheme());
+        match self.way(handle)? {
+            Way::Launch(..) => Ok(format!(
+                "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair",
+                self.chosen(handle.device().sm_count as usize)
+            )),
+            Way::FewRows(_, config, dtype) => {
+                let (before, because) = match few::RowsOfA::of(&self.a, dtype) {
+                    few::RowsOfA::Plain(_) => ("no scratch memory".to_string(), "A is plain: weights are decoded"),
+                    rows => (
+                        format!(
+                            "behind a launch that dequantizes all of A to {dtype}, {} bytes of scratch memory",
+                            rows.scratch_bytes()
+                        ),
+                        "both sides have block scales, which this GPU's tensor cores do not read: weights are decoded",
+                    ),
+                };
+                Ok(format!(
+                    "{what}\n  one launch of small-m, {config}, by groups that the device knows; {before}; matrices of groups without rows are not read\n  because {because}"
+                ))
+            }
+            Way::Slots(a, reason) => Ok(format!(
+                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}; {}\n{}",
+                why_not_grouped(handle.lt().version()),
+                slots::explain(handle, self, a)?
+            )),
+        }
+    }
+}
