@@ -253,8 +253,13 @@ fn records_of_elsewhere_are_refused_by_the_field_that_differs() {
     let gpu = edited(&format!("\"{}\"", here.gpu), "\"NVIDIA Nothing\"");
     let words = format!("gpu is NVIDIA Nothing in the record and {} here", here.gpu);
     refused(&handle, &desc, gpu.clone(), &[&words]);
-    let library = edited(&format!("\"cublaslt\": {}", here.cublaslt), "\"cublaslt\": 120801");
-    refused(&handle, &desc, library, &[&format!("cublaslt is 120801 in the record and {} here", here.cublaslt)]);
+    let library = edited(&format!("\"cublaslt\": {}", here.cublaslt.unwrap()), "\"cublaslt\": 120801");
+    refused(
+        &handle,
+        &desc,
+        library,
+        &[&format!("cublaslt is 120801 in the record and {} here", here.cublaslt.unwrap())],
+    );
     let smaller = edited(&format!("\"sm_count\": {}", here.sm_count), "\"sm_count\": 7");
     refused(&handle, &desc, smaller, &["sm_count is 7 in the record"]);
     refused(&handle, &desc, edited("\"version\": 2", "\"version\": 9"), &["version is 9 in the record and 2 here"]);
@@ -275,6 +280,32 @@ fn records_of_elsewhere_are_refused_by_the_field_that_differs() {
     table.insert(gpu);
     handle.set_tuning(table);
     assert!(!handle.plan(&desc).unwrap().explain().contains("a record says so"));
+}
+
+/// Its numbers are right, its algorithm is the library's for the problem that it sees: only the word would give another sum.
+#[test]
+fn records_of_formulations_that_do_not_serve_the_pair_are_refused() {
+    let Some(handle) = handle() else { return };
+    let desc = |a, b| GemmDesc::new(20, 520, 1024, a, b, DType::Bf16);
+    let vectors = Scheme::Fp8Group1x128(Fp8Format::E4M3);
+    let forged = |of: &GemmDesc, words: &[(&str, &str)]| {
+        let native = PlanOptions::default().with_formulation(words[0].0.parse().unwrap());
+        let text = handle.plan_with(of, &native).unwrap().record().unwrap().to_json().unwrap();
+        let text = words.iter().fold(text, |text, (from, to)| {
+            assert!(text.contains(&format!("\"{from}\"")), "{from:?} is not in {text}");
+            text.replacen(&format!("\"{from}\""), &format!("\"{to}\""), 1)
+        });
+        TuneRecord::from_json(&text).unwrap()
+    };
+    if !has_every_pair(&handle) {
+        return println!("skipped: {} multiplies no FP8 by groups of 128", handle.device());
+    }
+    let record = forged(&desc(vectors, vectors), &[("native", "repeated-scales")]);
+    refused(&handle, &desc(vectors, vectors), record, &["repeated-scales", "it serves fp8-1x128 x fp8-128x128"]);
+    let row = Scheme::Fp8Row(Fp8Format::E4M3);
+    let blocks = desc(vectors, Scheme::Fp8Group128x128(Fp8Format::E4M3));
+    let words = [("rescaled", "rescaled"), ("fp8-row:e4m3", "fp8-1x128:e4m3"), ("fp8-row:e4m3", "fp8-128x128:e4m3")];
+    refused(&handle, &blocks, forged(&desc(row, row), &words), &["rescaled", "it serves fp8-row x fp8-row"]);
 }
 
 #[test]

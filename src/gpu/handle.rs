@@ -19,8 +19,10 @@ use crate::gpu::device::libraries;
 use crate::gpu::device::memory::{
     BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element, Memory, Span, driver, raw,
 };
+use crate::gpu::device::search::CUBLASLT;
 use crate::gpu::device::stream::{Capture, Order, Queue};
 use crate::gpu::kernels::{KernelFamily, KernelSource, Kernels};
+use crate::gpu::lt::quirks::Version;
 use crate::gpu::lt::{self, LtHandle};
 
 /// What NVIDIA documents for sm_90 and up; other GPUs are content with less, and 32 MiB is little.
@@ -50,7 +52,8 @@ pub struct Handle {
     slots: Slots,
     device: DeviceInfo,
     kernels: Arc<Kernels>,
-    lt: LtHandle,
+    /// `None`: no cuBLASLt on this machine. [`Handle::lt`] says why.
+    lt: Option<LtHandle>,
     workspace: Private,
     ones: Private,
     /// Of the tensor quantizer: amax and count of arrived blocks (zero between calls), encode factor and scale; where the blocks of one
@@ -104,7 +107,9 @@ impl Handle {
     /// The first handle of a GPU synchronizes its context: make it before any thread captures a graph there.
     ///
     /// # Errors
-    /// [`Error::NoGpu`] without a driver or such a GPU; [`Error::Library`] without a usable cuBLASLt.
+    /// [`Error::NoGpu`] without a driver or such a GPU; [`Error::Library`] for a driver that lacks what is called of it, and for a cuBLASLt that
+    /// `SCALED_GEMM_CUBLASLT` names and that does not load. Where none is found a handle has what needs none: casts and quantizers, and products by our own kernels
+    /// ([`Handle::supports`]); [`Handle::library`] says why.
     pub fn new(ordinal: usize) -> Result<Self> {
         libraries::driver_available(lt::keep_loaded)?;
         let count = CudaContext::device_count().map_err(|e| Error::NoGpu {
@@ -137,7 +142,15 @@ impl Handle {
         }
         let context = stream.context().clone();
         let device = DeviceInfo::of(&context)?;
-        let lt = LtHandle::new(&context)?;
+        let lt = match LtHandle::new(&context) {
+            Ok(lt) => Some(lt),
+            // There are still casts, and products by our own kernels. What needs the library says why there is none; a file that was named must load.
+            Err(error @ Error::Library { .. }) if !CUBLASLT.is_named() => {
+                tracing::warn!(%error, "no cuBLASLt: products by our own kernels alone");
+                None
+            }
+            Err(error) => return Err(error),
+        };
         let kernels = Kernels::get(&context)?;
         let queue = Queue::new(stream)?;
         // No capture of this crate begins on the stream before the memory is there and written.
@@ -148,7 +161,7 @@ impl Handle {
         raw::copy_from_host(&queue.stream, &[1f32; 16], &ones.span())?;
         let amax = Private::zeros(&queue, 16 + kernels.meeting_bytes())?;
         drop(turn);
-        tracing::debug!(%device, cublaslt = %lt.version(), "handle");
+        tracing::debug!(%device, cublaslt = ?lt.as_ref().map(LtHandle::version), "handle");
         Ok(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             slots: Slots::default(),
@@ -185,8 +198,9 @@ impl Handle {
     /// The cuBLASLt in use: version, file, and how it was found.
     ///
     /// # Errors
-    /// [`Error::Library`], which cannot happen after the handle was made.
+    /// [`Error::Library`] where none was found, with the reason and the remedy.
     pub fn library(&self) -> Result<LibraryInfo> {
+        self.lt()?;
         let library = lt::library()?;
         Ok(LibraryInfo {
             version: library.version().raw(),
@@ -279,8 +293,18 @@ impl Handle {
         &self.kernels
     }
 
-    pub(crate) fn lt(&self) -> &LtHandle {
-        &self.lt
+    /// cuBLASLt, or why there is none.
+    pub(crate) fn lt(&self) -> Result<&LtHandle> {
+        let later = || Error::Library {
+            library: "cuBLASLt".to_string(),
+            reason: "it was not there when the handle was made".to_string(),
+            remedy: "make a new handle".to_string(),
+        };
+        self.lt.as_ref().ok_or_else(|| lt::library().err().unwrap_or_else(later))
+    }
+
+    pub(crate) fn lt_version(&self) -> Option<Version> {
+        self.lt.as_ref().map(LtHandle::version)
     }
 
     pub(crate) fn workspace(&self) -> Span<'_> {
@@ -487,7 +511,10 @@ fn new_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>> {
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Handle({}, cuBLASLt {})", self.device, self.lt.version())
+        match self.lt_version() {
+            Some(version) => write!(f, "Handle({}, cuBLASLt {version})", self.device),
+            None => write!(f, "Handle({}, no cuBLASLt)", self.device),
+        }
     }
 }
 

@@ -453,7 +453,7 @@ pub fn offered(handle: &Handle, desc: &GemmDesc) -> Vec<Formulation> {
 }
 
 pub fn has_every_pair(handle: &Handle) -> bool {
-    handle.device().compute_capability == (9, 0) && handle.library().unwrap().version >= 120900
+    handle.device().compute_capability == (9, 0) && handle.library().is_ok_and(|library| library.version >= 120900)
 }
 
 /// A plan for one formulation.

@@ -33,10 +33,20 @@ const STUCK: Duration = Duration::from_secs(5);
 /// Runs `body`, a closure written in a test, in a process of its own, where a broken context or a hang harms no other test.
 /// With `SCALED_GEMM_TEST_ALONE` set it runs here: for tools that follow one process.
 pub fn alone<F: FnOnce()>(body: F) {
+    alone_with(&[], body);
+}
+
+/// The same with variables of the environment. Where it runs here it passes by, saying so, unless they are as they should be.
+pub fn alone_with<F: FnOnce()>(variables: &[(&str, &str)], body: F) {
     const VARIABLE: &str = "SCALED_GEMM_TEST_ALONE";
     // A process in which no test has the name passes too: the file that this names says that the body came to its end.
     const MARK: &str = "SCALED_GEMM_TEST_ALONE_MARK";
     if env::var_os(VARIABLE).is_some() {
+        if let Some((name, value)) =
+            variables.iter().find(|(name, value)| env::var(name).ok().as_deref() != Some(value))
+        {
+            return println!("skipped: {name} must be {value} for the whole process");
+        }
         body();
         return env::var_os(MARK).map_or((), |mark| fs::write(mark, "ran").unwrap());
     }
@@ -47,7 +57,8 @@ pub fn alone<F: FnOnce()>(body: F) {
     let mark = folder.path().join("mark");
     let arguments = [test, "--exact", "--nocapture", "--test-threads", "1"];
     let mut child = Command::new(env::current_exe().unwrap());
-    let mut child = child.args(arguments).env(VARIABLE, "1").env(MARK, &mark).spawn().unwrap();
+    let child = child.args(arguments).envs(variables.iter().copied());
+    let mut child = child.env(VARIABLE, "1").env(MARK, &mark).spawn().unwrap();
     let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {

@@ -13,9 +13,14 @@ use scaled_gemm::{
     Scheme, Timing,
 };
 
-/// A handle on GPU 0. Without one: prints why and gives `None`, or panics if `SCALED_GEMM_REQUIRE_GPU=1`.
+/// A handle on GPU 0, with cuBLASLt. Without one of both: prints why and gives `None`, or panics if `SCALED_GEMM_REQUIRE_GPU=1`.
 pub fn handle() -> Option<Handle> {
-    match Handle::new(0) {
+    required(Handle::new(0).and_then(|handle| handle.library().map(|_| handle)))
+}
+
+/// A handle that was asked for, likewise.
+pub fn required(handle: Result<Handle>) -> Option<Handle> {
+    match handle {
         Ok(handle) => Some(handle),
         Err(error @ (Error::NoGpu { .. } | Error::Library { .. })) => {
             let required = std::env::var("SCALED_GEMM_REQUIRE_GPU").is_ok_and(|v| v == "1");

@@ -325,7 +325,11 @@ impl Device for Cuda {
                 let path = library.path.map_or("unknown".into(), |p| p.display().to_string());
                 facts.push(("from", format!("{path} ({})", library.found_by)));
             }
-            Err(error) => facts.push(("cublaslt", error.to_string())),
+            Err(error) => {
+                facts.push(("cublaslt", error.to_string()));
+                let ours = "by our own kernels alone: FP8 on sm_90, and few rows with weights that are decoded";
+                facts.push(("products", ours.into()));
+            }
         }
         let kernels = match self.handle.kernel_source() {
             KernelSource::Embedded => "compiled with the program",

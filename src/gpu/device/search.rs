@@ -57,7 +57,15 @@ pub(crate) const CUBLASLT: Search = Search {
     remedy: "install CUDA 12.4 or newer, `pip install nvidia-cublas`, or name the file in SCALED_GEMM_CUBLASLT",
 };
 
+/// What a variable says instead of a file where the library is not to be looked for.
+const OFF: &str = "off";
+
 impl Search {
+    /// Whether the user names a file, which must load then.
+    pub(crate) fn is_named(&self) -> bool {
+        std::env::var_os(self.variable).is_some_and(|file| !file.is_empty() && file != OFF)
+    }
+
     /// Tries one place after another, and says what opened and where it was.
     pub(crate) fn find<T>(
         &self,
@@ -65,6 +73,9 @@ impl Search {
     ) -> Result<(T, String)> {
         let fail = |reason| Error::Library { library: self.library.into(), reason, remedy: self.remedy.into() };
         if let Some(file) = std::env::var_os(self.variable).filter(|file| !file.is_empty()) {
+            if file == OFF {
+                return Err(fail(format!("{} is {OFF}", self.variable)));
+            }
             let candidate = Candidate::File(file.into());
             return match open(&candidate) {
                 Ok(opened) => Ok((opened, format!("named by {}", self.variable))),

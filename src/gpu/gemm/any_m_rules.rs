@@ -149,7 +149,7 @@ mod tests {
     use crate::gpu::lt::quirks::Version;
 
     const F: Fp8Format = Fp8Format::E4M3;
-    const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), sm_count: 132, measured: true };
+    const H200: Facts = Facts { cc: HOPPER, version: Some(Version::new(13, 1, 0)), sm_count: 132, measured: true };
 
     #[test]
     fn measured_shapes_first_then_rules_then_native() {

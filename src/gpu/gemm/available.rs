@@ -16,7 +16,8 @@ use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SC
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) cc: (u32, u32),
-    pub(crate) version: Version,
+    /// cuBLASLt's; `None` where there is none.
+    pub(crate) version: Option<Version>,
     pub(crate) sm_count: u32,
     /// The choices of [`crate::gpu::gemm::measured`] hold for this GPU and library.
     pub(crate) measured: bool,
@@ -24,8 +25,8 @@ pub(crate) struct Facts {
 
 impl Facts {
     pub(crate) fn of(handle: &Handle) -> Self {
-        let (device, version) = (handle.device(), handle.lt().version());
-        let measured = measured::applies(&device.name, version);
+        let (device, version) = (handle.device(), handle.lt_version());
+        let measured = version.is_some_and(|version| measured::applies(&device.name, version));
         Self { cc: device.compute_capability, version, sm_count: device.sm_count, measured }
     }
 }
@@ -38,6 +39,9 @@ const BLACKWELL: (u32, u32) = (10, 0);
 /// Whether this formulation serves this problem on this GPU and library; otherwise why not.
 pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Result<(), String> {
     available_pair(desc, facts, formulation)?;
+    if formulation.is_by_cublaslt() && facts.version.is_none() {
+        return Err("it is cuBLASLt's, which is not here (Handle::library and `scaled-gemm info` say why)".to_string());
+    }
     code_order(desc, formulation)?;
     batch_invariance(desc, formulation)
 }
@@ -149,7 +153,7 @@ fn available_fp8(
         if facts.cc != HOPPER {
             return Err(format!("cuBLASLt has {what} on sm_90 only, and this GPU is sm_{major}{minor}"));
         }
-        if version < BLOCK_SCALES {
+        if let Some(version) = version.filter(|version| *version < BLOCK_SCALES) {
             return Err(format!("cuBLASLt has {what} since {BLOCK_SCALES}, and {version} is loaded"));
         }
         Ok(())
@@ -176,7 +180,7 @@ fn available_block(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
         return Err(format!("cuBLASLt has {what} on sm_100 and newer, and this GPU is sm_{major}{minor}"));
     }
     let since = if major == 12 { SM120_BLOCK_SCALES } else { SCALE_MODE_ATTRIBUTES };
-    if version < since {
+    if let Some(version) = version.filter(|version| *version < since) {
         return Err(format!("cuBLASLt has {what} on sm_{major}{minor} since {since}, and {version} is loaded"));
     }
     if !desc.k.is_multiple_of(32) {
@@ -191,7 +195,7 @@ mod tests {
     use crate::format::{DType, Fp8Format, Operand, Scheme};
 
     const F: Fp8Format = Fp8Format::E4M3;
-    const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), sm_count: 132, measured: true };
+    const H200: Facts = Facts { cc: HOPPER, version: Some(Version::new(13, 1, 0)), sm_count: 132, measured: true };
 
     fn desc(m: usize, a: Scheme, b: Scheme) -> GemmDesc {
         GemmDesc::new(m, 4096, 7168, a, b, DType::Bf16)
@@ -209,7 +213,7 @@ mod tests {
         let ada = Facts { cc: ADA, ..H200 };
         let blackwell = Facts { cc: (10, 0), ..H200 };
         let ampere = Facts { cc: (8, 0), ..H200 };
-        let old = Facts { version: Version::new(12, 8, 4), ..H200 };
+        let old = Facts { version: Some(Version::new(12, 8, 4)), ..H200 };
         let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
         let cases: [(GemmDesc, [&[Formulation]; 5]); 7] = [
             (desc(4, tensor, tensor), [&[Native, Sm90, SmallM], &[Native], &[Native], &[], &[Native, Sm90, SmallM]]),
@@ -266,11 +270,35 @@ mod tests {
         assert!(available(&desc(4, tensor, tensor), ampere, Native).unwrap_err().contains("sm_80 has no FP8"));
     }
 
+    /// Then FP8 has our kernels on sm_90, and few rows have those that decode weights.
+    #[test]
+    fn without_cublaslt_there_are_our_own() {
+        use Formulation::{Native, Sm90, SmallM};
+        let none = Facts { version: None, measured: false, ..H200 };
+        let (tensor, row) = (Scheme::Fp8Tensor(F), Scheme::Fp8Row(F));
+        let (vec, blk) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
+        for (a, b) in [(tensor, tensor), (row, row), (vec, blk), (vec, vec)] {
+            assert_eq!(offered(&desc(100, a, b), none), [Sm90], "{a} x {b}");
+        }
+        assert_eq!(offered(&desc(4, vec, blk), none), [Sm90, SmallM]);
+        for a in [Operand::Plain(DType::Bf16), Scheme::Nvfp4.into()] {
+            let of = |m| GemmDesc::new(m, 4096, 7168, a, Scheme::Nvfp4, DType::Bf16);
+            for cc in [(8, 0), HOPPER, (10, 0)] {
+                assert_eq!(offered(&of(64), Facts { cc, ..none }), [SmallM], "{a}");
+                assert_eq!(offered(&of(65), Facts { cc, ..none }), [], "{a}");
+            }
+        }
+        for facts in [none, Facts { cc: ADA, ..none }] {
+            let why = available(&desc(4, tensor, tensor), facts, Native).unwrap_err();
+            assert!(why.contains("cuBLASLt's, which is not here") && why.contains("Handle::library"), "{why}");
+        }
+    }
+
     #[test]
     fn blocks_are_native_on_blackwell_and_dequantized_everywhere_from_ampere_on() {
         use Formulation::{DequantizedBf16, Native};
         let (nv, row, mx) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(F));
-        let on = |cc, version| Facts { cc, version, sm_count: 132, measured: false };
+        let on = |cc, version| Facts { cc, version: Some(version), sm_count: 132, measured: false };
         let new = Version::new(13, 1, 0);
         let both: &[Formulation] = &[Native, DequantizedBf16];
         let plain: &[Formulation] = &[DequantizedBf16];

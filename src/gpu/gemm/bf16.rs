@@ -128,7 +128,8 @@ impl Bf16Product {
         problem.check_sizes()?;
         let &Bf16Desc { m, n, k, .. } = problem;
         let (matmul, layouts) = setup(handle.placeholder(), problem)?;
-        let (version, known) = (handle.lt().version(), known(handle, problem));
+        let lt = handle.lt()?;
+        let (version, known) = (lt.version(), known(handle, problem));
         let refused = |reason: String| {
             let what = format!("the BF16 product {m} x {n} x {k}");
             Err(Error::unsupported(what, reason, "use n and k that are multiples of 8, or another cuBLAS"))
@@ -146,7 +147,7 @@ impl Bf16Product {
                 preference.alignment(operand, ALIGNMENT)?;
             }
             reduction.map_or(Ok(()), |reduction| preference.reduction(reduction))?;
-            let offered = match lt::heuristic(handle.lt(), &matmul, &layouts, &preference, candidates.max(1))? {
+            let offered = match lt::heuristic(lt, &matmul, &layouts, &preference, candidates.max(1))? {
                 Heuristic::Offered(algos) => algos,
                 Heuristic::Refused(_) if !reason.is_empty() => return refused(reason),
                 Heuristic::Refused(status) => return refused(format!("cuBLASLt offers no algorithm: {status}")),
@@ -202,7 +203,7 @@ impl Bf16Product {
         let (a, b, d) = (a.data().at(&order)?, b.data().at(&order)?, d.data_mut().at(&order)?);
         let bias = bias.map(|bias| bias.data().at(&order)).transpose()?;
         lt::matmul(MatmulCall {
-            handle: handle.lt(),
+            handle: handle.lt()?,
             desc: &mut self.matmul,
             layouts: &self.layouts,
             algo: &self.algos[self.chosen],
@@ -278,7 +279,7 @@ impl Handle {
 
     /// Whether cuBLASLt may add a bias to this product.
     pub(crate) fn may_add_bias(&self, problem: &Bf16Desc) -> bool {
-        quirks::unfuse(self.lt().version(), &known(self, problem)).is_none()
+        self.lt_version().is_some_and(|version| quirks::unfuse(version, &known(self, problem)).is_none())
     }
 }
 

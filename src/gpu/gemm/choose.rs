@@ -100,7 +100,7 @@ impl Handle {
                 "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_80 or newer"
             }
             PairKind::WeightOnlyFp8 => {
-                "quantize A, of fp8-1x128 and fp8-128x128 weights as fp8-1x128, of others as they are; or multiply at most 64 rows of it at a time on an sm_90"
+                "quantize A, of fp8-1x128 and fp8-128x128 weights as fp8-1x128, of others as they are; or multiply at most 64 rows of it at a time"
             }
             _ => "try a newer cuBLASLt, another shape or a plainer epilogue",
         };
@@ -135,7 +135,12 @@ impl GemmPlan {
             });
         }
         let choice = (record.formulation(), record.finish(), record.algorithm());
-        match Candidate::recorded(handle, &self.desc, choice, self.options.search())? {
+        // Its words may have been changed since it was measured: what the rules would not try is refused here, too. Of two formulations the library may see the same problem.
+        let candidate = match available(&self.desc, Facts::of(handle), record.formulation()) {
+            Ok(()) => Candidate::recorded(handle, &self.desc, choice, self.options.search())?,
+            Err(reason) => Err(reason),
+        };
+        match candidate {
             Ok(candidate) => self.candidate = Some(candidate),
             Err(reason) => {
                 return Err(Error::Record {

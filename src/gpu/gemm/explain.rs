@@ -22,8 +22,8 @@ impl GemmPlan {
     /// What was chosen, from what, and why; what it costs in memory; and why the others were not taken.
     pub fn explain(&self) -> String {
         let Environment { gpu, compute_capability: (major, minor), cublaslt, .. } = &self.environment;
-        let version = Version::from_raw(*cublaslt);
-        let mut text = format!("{} on {gpu} (sm_{major}{minor}), cuBLASLt {version}\n", self.desc);
+        let library = cublaslt.map_or("no cuBLASLt".to_string(), |raw| format!("cuBLASLt {}", Version::from_raw(raw)));
+        let mut text = format!("{} on {gpu} (sm_{major}{minor}), {library}\n", self.desc);
         // Writing to a String cannot fail.
         let mut line = |words: std::fmt::Arguments<'_>| {
             let _ = writeln!(text, "  {words}");

@@ -41,6 +41,16 @@ named!(
     DequantizedBf16 => "dequantized-bf16", Sm90 => "sm90", SmallM => "small-m",
 );
 
+impl Formulation {
+    /// Whether cuBLASLt multiplies. The others need none.
+    pub(crate) fn is_by_cublaslt(self) -> bool {
+        match self {
+            Self::Native | Self::RepeatedScales | Self::Rescaled | Self::DequantizedBf16 => true,
+            Self::Sm90 | Self::SmallM => false,
+        }
+    }
+}
+
 /// Where the sum goes, and who does the epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -190,7 +190,8 @@ fn words(algo: &Algo) -> String {
 impl LtProduct {
     /// Asks the library for algorithms; gives the words for why there is none.
     pub(crate) fn ask(handle: &Handle, desc: &GemmDesc, sum: &Sum, search: Search) -> Result<Offered<Self>> {
-        let (version, problem) = (handle.lt().version(), problem(handle, desc, sum));
+        let lt = handle.lt()?;
+        let (version, problem) = (lt.version(), problem(handle, desc, sum));
         if let Some(reason) = forbidden(version, &problem) {
             return Ok(Err(reason));
         }
@@ -206,7 +207,7 @@ impl LtProduct {
             }
             // Partial sums of a split k stay in FP32; the other schemes would round them to D's type.
             preference.reduction(Reduction::ComputeType)?;
-            let offered = match lt::heuristic(handle.lt(), &matmul, &layouts, &preference, search.candidates.max(1))? {
+            let offered = match lt::heuristic(lt, &matmul, &layouts, &preference, search.candidates.max(1))? {
                 Heuristic::Offered(algos) => algos,
                 Heuristic::Refused(status) => {
                     let words = format!("cuBLASLt {version} has no algorithm for it (status {status})");
@@ -250,7 +251,7 @@ impl LtProduct {
                 return Ok(Ok(product));
             }
         }
-        let (version, limit) = (handle.lt().version(), search.workspace_limit.min(WORKSPACE_BYTES));
+        let (version, limit) = (handle.lt()?.version(), search.workspace_limit.min(WORKSPACE_BYTES));
         Ok(Err(format!(
             "cuBLASLt {version} does not offer it for this problem with {limit} bytes of workspace, or it is known to fail"
         )))
@@ -320,7 +321,7 @@ impl LtProduct {
             bias: call.bias.as_ref().map(|(span, _)| span).filter(|_| sum.bias.is_some()),
         };
         lt::matmul(MatmulCall {
-            handle: handle.lt(),
+            handle: handle.lt()?,
             desc: &mut self.matmul,
             layouts: &self.layouts,
             algo: &self.algos[self.chosen],

@@ -13,6 +13,7 @@ use crate::gpu::gemm::record::{Choice, Environment, TuneRecord};
 use crate::gpu::gemm::steps::{Candidate, Product, Search};
 use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
 use crate::gpu::kernels::KernelFamily;
+use crate::gpu::lt::quirks::Version;
 use crate::gpu::matrix::QuantMatrix;
 
 /// How to plan. `Default` leaves every choice to the crate.
@@ -172,7 +173,7 @@ impl Handle {
             gpu: device.name.clone(),
             compute_capability: device.compute_capability,
             sm_count: device.sm_count,
-            cublaslt: self.lt().version().raw(),
+            cublaslt: self.lt_version().map(Version::raw),
             driver: device.driver,
         }
     }

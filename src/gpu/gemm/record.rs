@@ -29,8 +29,8 @@ pub struct Environment {
     pub compute_capability: (u32, u32),
     /// Number of multiprocessors.
     pub sm_count: u32,
-    /// cuBLASLt version: 130100 is 13.1.0.
-    pub cublaslt: u32,
+    /// cuBLASLt version: 130100 is 13.1.0. `None` where there is none.
+    pub cublaslt: Option<u32>,
     /// CUDA version of the driver: 13000 is 13.0. It is recorded, and a record of another driver still holds: an
     /// algorithm's bytes belong to the library.
     pub driver: u32,
@@ -198,12 +198,13 @@ impl TuneRecord {
     /// [`Error::Record`] naming the first field that differs, with both values.
     pub fn check(&self, here: &Environment, desc: &GemmDesc) -> Result<()> {
         let there = &self.environment;
+        let library = |version: Option<u32>| version.map_or("none".to_string(), |version| version.to_string());
         let here_and_there = [
             ("version", self.version.to_string(), VERSION.to_string()),
             ("gpu", there.gpu.clone(), here.gpu.clone()),
             ("compute_capability", format!("{:?}", there.compute_capability), format!("{:?}", here.compute_capability)),
             ("sm_count", there.sm_count.to_string(), here.sm_count.to_string()),
-            ("cublaslt", there.cublaslt.to_string(), here.cublaslt.to_string()),
+            ("cublaslt", library(there.cublaslt), library(here.cublaslt)),
         ];
         let problems = self.problem.fields().into_iter().zip(ProblemRecord::from(desc).fields());
         let problems = problems.map(|((name, found), (_, wanted))| (name, found, wanted));
@@ -250,7 +251,7 @@ mod tests {
             gpu: "NVIDIA H200".into(),
             compute_capability: (9, 0),
             sm_count: 132,
-            cublaslt: 130100,
+            cublaslt: Some(130100),
             driver: 13000,
         }
     }
@@ -322,7 +323,7 @@ mod tests {
         let refusal = |e: &Environment, d: &GemmDesc| record().check(e, d).unwrap_err().to_string();
         let other = Environment { gpu: "NVIDIA L4".into(), ..environment() };
         assert!(refusal(&other, &desc()).contains("gpu is NVIDIA H200 in the record and NVIDIA L4 here"));
-        let other = Environment { cublaslt: 130200, ..environment() };
+        let other = Environment { cublaslt: Some(130200), ..environment() };
         assert!(refusal(&other, &desc()).contains("cublaslt is 130100 in the record and 130200 here"));
         let other = Environment { sm_count: 114, ..environment() };
         assert!(refusal(&other, &desc()).contains("sm_count is 132"));

@@ -82,7 +82,7 @@ mod tests {
     use crate::gpu::matrix::derived::KeptWeights;
 
     const F: Fp8Format = Fp8Format::E4M3;
-    const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), sm_count: 132, measured: true };
+    const H200: Facts = Facts { cc: HOPPER, version: Some(Version::new(13, 1, 0)), sm_count: 132, measured: true };
 
     /// Before all that the tables say, where it does the whole epilogue.
     #[test]

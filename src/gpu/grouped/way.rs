@@ -156,7 +156,7 @@ impl GroupedGemmArgs<'_> {
             }
             Way::Slots(a, reason) => Ok(format!(
                 "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}; {}\n{}",
-                why_not_grouped(handle.lt().version()),
+                why_not_grouped(handle.lt_version()),
                 slots::explain(handle, self, a)?
             )),
         }

@@ -121,7 +121,7 @@ impl<'a> GroupedWeightGradient<'a> {
         };
         Ok(format!(
             "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128:e4m3 on sm_90; {}\n{}",
-            why_not_grouped(handle.lt().version()),
+            why_not_grouped(handle.lt_version()),
             handle.plan(&desc)?.explain()
         ))
     }

@@ -57,7 +57,8 @@ pub(crate) const BLOCK_SCALES_ADVISED: Version = Version::new(12, 9, 1);
 const GROUPED: [Version; 2] = [Version::new(13, 2, 0), Version::new(13, 6, 2)];
 
 /// Why the library's own grouped products are not asked for.
-pub(crate) fn why_not_grouped(version: Version) -> String {
+pub(crate) fn why_not_grouped(version: Option<Version>) -> String {
+    let Some(version) = version else { return "there is no cuBLASLt here".to_string() };
     let [offered, right] = GROUPED;
     let how = match version {
         _ if version < offered => format!("has no grouped products, which came with {offered}"),
@@ -379,8 +380,9 @@ mod tests {
             (v(13, 6, 1), "hang or err on Hopper before 13.6.2"),
             (v(13, 6, 2), "this crate does not call them"),
         ] {
-            assert!(why_not_grouped(version).contains(words), "{version}");
+            assert!(why_not_grouped(Some(version)).contains(words), "{version}");
         }
+        assert_eq!(why_not_grouped(None), "there is no cuBLASLt here");
     }
 
     #[test]

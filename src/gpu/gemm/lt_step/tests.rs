@@ -65,7 +65,7 @@ fn native_products_have_the_modes_types_and_layouts_of_the_documentation() {
             for cc in [(10, 0), (12, 0)] {
                 let facts = crate::gpu::gemm::available::Facts {
                     cc,
-                    version: Version::new(13, 1, 0),
+                    version: Some(Version::new(13, 1, 0)),
                     sm_count: 132,
                     measured: false,
                 };
