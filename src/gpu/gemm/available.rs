@@ -59,7 +59,8 @@ pub(crate) fn code_order(desc: &GemmDesc, formulation: Formulation) -> Result<()
 
 /// Why this formulation does not give what [`GemmDesc::batch_invariant`] asks for, where it is asked for.
 ///
-/// Sm90 does, in the configurations of one order of sums (`sm90_rules::SumOrder`), which are those it then has, and with one finish (`outline`). Nothing is claimed of cuBLASLt: it chooses among
+/// Sm90 does, in the configurations of one order of sums (`sm90_rules::SumOrder`), which are those it then has, and with one finish (`outline`); `small-m` of decoded weights does, in the one
+/// configuration that it then has. Nothing is claimed of cuBLASLt: it chooses among
 /// algorithms that it says little of, and its own flag for this, of 13.8 and newer, is not asked for, as no such version was at hand.
 pub(crate) fn batch_invariance(desc: &GemmDesc, formulation: Formulation) -> Result<(), String> {
     if !desc.batch_invariant {
@@ -67,6 +68,8 @@ pub(crate) fn batch_invariance(desc: &GemmDesc, formulation: Formulation) -> Res
     }
     match formulation {
         Formulation::Sm90 => Ok(()),
+        // Tiles of one split: `small_m_rules::of_any_m`.
+        Formulation::SmallM if small_m_operands(desc).is_some_and(|operands| operands != SmallMOperands::Fp8) => Ok(()),
         Formulation::SmallM => Err(format!(
             "it is not batch-invariant: it serves at most {} rows of A, and the parts in which it sums k follow m",
             small_m_operands(desc).map_or(0, most_rows)
@@ -410,10 +413,19 @@ mod tests {
                 assert!(offered(&of(1, 7168), Facts { cc, ..H200 }).contains(&SmallM), "{a} x {b}");
             }
             let why = |desc: &GemmDesc, way| available(desc, H200, way).unwrap_err();
-            assert!(why(&of(65, 7168), SmallM).contains(&format!("at most 64 rows of A with {b} weights, and m = 65")));
+            // More rows are multiplied in passes, where nothing else does, or the bits of a row are to be the same.
+            let many = [of(65, 7168), of(5000, 7168)].map(|desc| available(&desc, H200, SmallM));
+            match b == mx {
+                true => {
+                    let words = format!("at most 64 rows of A with {b} weights, and m = 65");
+                    assert!(why(&of(65, 7168), SmallM).contains(&words));
+                    assert_eq!(available(&of(65, 7168).with_batch_invariant(true), H200, SmallM), Ok(()));
+                }
+                false => assert_eq!(many, [Ok(()), Ok(())]),
+            }
             assert!(why(&of(1, (1 << 25) + 16), SmallM).contains("k up to 2^25, and n = 4096, k = 33554448"));
             let invariant = of(1, 7168).with_batch_invariant(true);
-            assert!(why(&invariant, SmallM).contains("at most 64 rows of A, and the parts"));
+            assert_eq!(offered(&invariant, H200), [SmallM], "{a} x {b}");
             if b != mx {
                 assert!(why(&of(1, 7168), DequantizedBf16).contains("FP32 scales are not exact in bf16"));
                 assert!(why(&of(1, 7168), Formulation::Native).contains("it serves pairs of quantized operands"));

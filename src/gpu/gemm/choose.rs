@@ -88,7 +88,7 @@ impl Handle {
         let cc = self.device().compute_capability;
         let remedy = match pair_kind(desc) {
             _ if desc.batch_invariant => {
-                "quantize both operands to FP8 in schemes that sm90 serves and multiply on an sm_90, or do not ask for batch_invariant"
+                "multiply weights that small-m decodes, or quantize both operands to FP8 in schemes that sm90 serves and multiply on an sm_90; or do not ask for batch_invariant"
             }
             PairKind::Fp8(..) if cc < (8, 9) => {
                 "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_89 or newer"
@@ -100,7 +100,7 @@ impl Handle {
                 "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_80 or newer"
             }
             PairKind::WeightOnlyFp8 => {
-                "quantize A, of fp8-1x128 and fp8-128x128 weights as fp8-1x128, of others as they are; or multiply at most 64 rows of it at a time"
+                "quantize A, of fp8-1x128 and fp8-128x128 weights as fp8-1x128, of others as they are; or multiply on an sm_80 or newer"
             }
             _ => "try a newer cuBLASLt, another shape or a plainer epilogue",
         };

@@ -6,11 +6,12 @@ use crate::gpu::gemm::any_m_rules::{led_by, preference_for_any_m};
 use crate::gpu::gemm::available::{Facts, available};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::gemm::our_pairs::small_m_operands;
 use crate::gpu::gemm::outline::outline;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::gemm::small_m_rules::{self, Kept};
 use crate::gpu::gemm::sum::ValueSource;
-use crate::gpu::kernels::SmallMScales;
+use crate::gpu::kernels::{SmallMScales, most_rows};
 
 /// The order in which to try formulations, and the words for why.
 ///
@@ -19,7 +20,11 @@ use crate::gpu::kernels::SmallMScales;
 /// Where rows must be batch-invariant there is one way, and nothing to be weighed.
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
     if desc.batch_invariant {
-        let order = led_by(Formulation::Sm90, Formulation::ALL.to_vec());
+        let first = match pair_kind(desc) {
+            PairKind::Fp8(..) => Formulation::Sm90,
+            _ => Formulation::SmallM,
+        };
+        let order = led_by(first, Formulation::ALL.to_vec());
         return (order, "the one way in which the bits of a row do not depend on m (batch_invariant)".to_string());
     }
     let (order, words) = preference_for_any_m(desc, facts);
@@ -53,7 +58,10 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
     if !first {
         return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
     }
-    (led_by(few, order), "one pass over B for few rows of A (rule from an H200)".to_string())
+    // More rows than few come here where there is no other way, which is what the order says then.
+    let is_few = small_m_operands(desc).is_some_and(|operands| desc.m <= most_rows(operands));
+    let words = if is_few { "one pass over B for few rows of A (rule from an H200)".to_string() } else { words };
+    (led_by(few, order), words)
 }
 
 /// What the product of dequantized values finds in B.
@@ -160,7 +168,8 @@ mod tests {
                 assert_eq!((way, words.contains("one pass over B")), (Some(SmallM), true), "{a} x {b}: {words}");
             }
             let (way, words) = first(desc(65));
-            assert!(way.is_none() && words.contains("no library multiplies plain activations"), "{words}");
+            assert_eq!(way, Some(SmallM), "{a} x {b}");
+            assert!(words.contains("no library multiplies plain activations"), "{words}");
         }
         let mx = Scheme::Mxfp8(F);
         for a in [bf16, mx.into(), Scheme::Mxfp8(Fp8Format::E5M2).into()] {
@@ -181,12 +190,13 @@ mod tests {
     /// The same way and finish for every m, whatever comes first where nobody asks; and none for pairs and GPUs without it.
     #[test]
     fn batch_invariant_rows_have_one_way() {
-        use Formulation::Sm90;
+        use Formulation::{Sm90, SmallM};
         let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
         let (tensor, wide) = (Scheme::Fp8Tensor(F), Scheme::Fp8Group1x128(Fp8Format::E5M2));
         let ways = |desc: &GemmDesc, facts| {
             let (order, words) = preference(desc, facts);
-            assert!(order[0] == Sm90 && words.contains("batch_invariant"), "{desc}: {order:?}, {words}");
+            let first = if matches!(pair_kind(desc), PairKind::Fp8(..)) { Sm90 } else { SmallM };
+            assert!(order[0] == first && words.contains("batch_invariant"), "{desc}: {order:?}, {words}");
             let finishes = |f| Finish::ALL.into_iter().filter(move |finish| outline(desc, f, *finish).is_ok());
             let offered = order.into_iter().filter(|f| available(desc, facts, *f).is_ok());
             offered.flat_map(|f| finishes(f).map(move |finish| (f, finish))).collect::<Vec<_>>()
@@ -208,14 +218,22 @@ mod tests {
             let codes = of(tensor.into(), tensor, DType::E4M3).with_epilogue(silu);
             assert_eq!(ways(&codes, H200), [(Sm90, Finish::EpilogueKernel)], "{codes}");
             let plain = Operand::Plain(DType::Bf16);
-            for (a, b) in [
-                (Operand::from(blk), vec),
-                (Scheme::Nvfp4.into(), Scheme::Nvfp4),
-                (plain, Scheme::Nvfp4),
-                (plain, Scheme::Mxfp4),
-                (Scheme::Mxfp8(F).into(), Scheme::Mxfp8(F)),
-            ] {
+            let e5m2 = Scheme::Mxfp8(Fp8Format::E5M2);
+            for (a, b) in [(Operand::from(blk), vec), (plain, e5m2), (plain, Scheme::Fp8Row(Fp8Format::E5M2))] {
                 assert_eq!(ways(&of(a, b, DType::Bf16), H200), [], "{a} x {b}");
+            }
+            for cc in [(8, 0), (8, 9), HOPPER, (10, 0), (12, 0)] {
+                for (a, b) in [
+                    (Scheme::Nvfp4.into(), Scheme::Nvfp4),
+                    (plain, Scheme::Nvfp4),
+                    (plain, Scheme::Mxfp4),
+                    (plain, blk),
+                    (plain, row),
+                    (Scheme::Mxfp8(F).into(), Scheme::Mxfp8(F)),
+                ] {
+                    let desc = of(a, b, DType::Bf16).with_epilogue(silu);
+                    assert_eq!(ways(&desc, Facts { cc, ..H200 }), [(SmallM, Finish::Fused)], "{a} x {b} on {cc:?}");
+                }
             }
             for cc in [(8, 0), (8, 9), (10, 0), (12, 0)] {
                 assert_eq!(ways(&of(row.into(), row, DType::Bf16), Facts { cc, ..H200 }), [], "on {cc:?}");

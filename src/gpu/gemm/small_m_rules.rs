@@ -2,7 +2,7 @@
 //! [`is_first_of_e4m3`]: where they are tried before all other ways. Pure.
 
 use crate::format::CodeOrder;
-use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMOperands, SmallMScales};
+use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMOperands, SmallMScales, most_rows};
 
 /// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next; `None` for blocks of decoded weights.
 fn step(block: SmallMBlock) -> Option<f64> {
@@ -148,7 +148,8 @@ fn splits_e4m3(split: usize, [m, n]: [usize; 2], sm_count: usize) -> bool {
 /// places, and a walk is long, deep ones with a half of k leave the least idle at the end.
 pub(crate) fn order(operands: SmallMOperands, codes: CodeOrder, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
     let [m, n, k] = mnk;
-    let mut all: Vec<_> = SmallMConfig::all(operands).filter(|config| m <= config.block().most_rows()).collect();
+    let holds = |block: SmallMBlock| m <= block.most_rows() || block.takes_passes();
+    let mut all: Vec<_> = SmallMConfig::all(operands).filter(|config| holds(config.block())).collect();
     all.sort_by(|a, b| cost(*a, codes, mnk, sm_count).total_cmp(&cost(*b, codes, mnk, sm_count)));
     all.sort_by_key(|config| !fills_once(*config, codes, mnk, sm_count));
     // Where each warp can read the rows of A for itself, that is faster than tiles in turns with a barrier.
@@ -158,6 +159,17 @@ pub(crate) fn order(operands: SmallMOperands, codes: CodeOrder, mnk: [usize; 3],
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
     }
     all
+}
+
+/// The one configuration in which the bits of a row do not depend on m: tiles, in passes over B, with the split that is best for a full pass.
+pub(crate) fn of_any_m(
+    operands: SmallMOperands,
+    codes: CodeOrder,
+    [n, k]: [usize; 2],
+    sm_count: usize,
+) -> Option<SmallMConfig> {
+    let full = most_rows(operands);
+    order(operands, codes, [full, n, k], sm_count).into_iter().find(|config| config.block().takes_passes())
 }
 
 /// How often the clusters of the configuration fill the GPU.
@@ -211,7 +223,7 @@ pub(crate) fn is_first_of_e2m1(kept: Kept, [m, n, k]: [usize; 3]) -> bool {
     match m {
         0..=8 => true,
         9..=16 => kept != Kept::Fused || k >= 2048,
-        _ if kept != Kept::Nothing || k < 1024 => false,
+        _ if kept != Kept::Nothing || k < 1024 || m > 64 => false,
         17..=32 => true,
         33..=48 => n * k >= 6 << 20,
         _ => n * k >= 24 << 20,
@@ -402,7 +414,7 @@ mod tests {
             assert!(order.len() == 4 && order.iter().all(|config| config.block() == SmallMBlock::Tile));
         }
         assert_eq!(order(SmallMOperands::Fp8, CodeOrder::Published, [32, 4096, 7168], 132).len(), 12);
-        assert!(order(SmallMOperands::E2m1Weights, CodeOrder::Published, [65, 4096, 7168], 132).is_empty());
+        assert_eq!(order(SmallMOperands::E2m1Weights, CodeOrder::Published, [65, 4096, 7168], 132).len(), 4);
     }
 
     /// All splits of E4M3 weights, microseconds of 1, 2, 4 and 8.
@@ -453,7 +465,7 @@ mod tests {
             assert!(first <= 1.05 * fastest, "{mnk:?}: {first} us, {fastest} at best");
         }
         assert_eq!(order(SmallMOperands::E4m3Weights, CodeOrder::Published, [1, 8, 16], 1).len(), 4);
-        assert!(order(SmallMOperands::E4m3Weights, CodeOrder::Published, [65, 4096, 7168], 132).is_empty());
+        assert_eq!(order(SmallMOperands::E4m3Weights, CodeOrder::Published, [65, 4096, 7168], 132).len(), 4);
         let first = |kept, m| is_first_of_e4m3(kept, [m, 4096, 7168]);
         assert_eq!([Kept::Nothing, Kept::WithPass, Kept::Fused].map(|kept| first(kept, 16)), [true; 3]);
         assert_eq!([Kept::Nothing, Kept::WithPass, Kept::Fused].map(|kept| first(kept, 17)), [true, false, false]);

@@ -9,7 +9,7 @@ use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::our_pairs::small_m_operands;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
-use crate::gpu::gemm::small_m_rules::{order, waves};
+use crate::gpu::gemm::small_m_rules::{of_any_m, order, waves};
 use crate::gpu::gemm::steps::Search;
 use crate::gpu::gemm::sum::{Sum, Target, ValueSource};
 use crate::gpu::handle::Handle;
@@ -47,10 +47,23 @@ impl SmallMProduct {
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, gpu: SmallMGpu, search: Search) -> Self {
         // What it does not serve the outline has refused.
         let operands = small_m_operands(desc).unwrap_or(SmallMOperands::Fp8);
-        let mut configs = order(operands, desc.b_order, [desc.m, desc.n, desc.k], gpu.sm_count);
+        let mut configs = match desc.batch_invariant {
+            true => of_any_m(operands, desc.b_order, [desc.n, desc.k], gpu.sm_count).into_iter().collect(),
+            false => order(operands, desc.b_order, [desc.m, desc.n, desc.k], gpu.sm_count),
+        };
         configs.retain(|config| gpu.clusters || !config.needs_clusters());
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, gpu, configs)
+    }
+
+    /// Whether a record may have this configuration.
+    pub(crate) fn serves(desc: &GemmDesc, gpu: SmallMGpu, config: SmallMConfig) -> bool {
+        let (block, Some(operands)) = (config.block(), small_m_operands(desc)) else { return false };
+        let invariant = || of_any_m(operands, desc.b_order, [desc.n, desc.k], gpu.sm_count) == Some(config);
+        block.operands() == operands
+            && (desc.m <= block.most_rows() || block.takes_passes())
+            && (gpu.clusters || !config.needs_clusters())
+            && (!desc.batch_invariant || invariant())
     }
 
     /// With the configuration of a record.
@@ -84,6 +97,11 @@ impl SmallMProduct {
     /// How often the clusters of the configuration in use fill the GPU.
     pub(crate) fn waves(&self) -> f32 {
         waves(self.config(), self.mnk, self.gpu.sm_count)
+    }
+
+    /// How often it goes over B.
+    pub(crate) fn passes(&self) -> usize {
+        self.mnk[0].div_ceil(self.config().block().most_rows())
     }
 
     /// Place of the configuration in use, and how many are offered.
@@ -220,6 +238,45 @@ mod tests {
         let product = SmallMProduct::ask(&plain, &sum, H200, search(20));
         assert_eq!(product.place(), (0, 4));
         assert!(product.configs.iter().all(|config| config.block() == SmallMBlock::TileE4m3));
+    }
+
+    /// The same split for every m, in tiles, whatever is the fastest; no other in a record.
+    #[test]
+    fn batch_invariant_products_have_one_configuration() {
+        let pairs =
+            [(Scheme::Nvfp4, SmallMBlock::Tile), (Scheme::Fp8Group128x128(Fp8Format::E4M3), SmallMBlock::TileE4m3)];
+        for (b, block) in pairs {
+            for gpu in [H200, SmallMGpu { clusters: false, ..H200 }] {
+                for [n, k] in [[4096, 7168], [72, 32], [57344, 8192], [576, 1536]] {
+                    let of = |m| {
+                        let desc = GemmDesc::new(m, n, k, Operand::Plain(DType::Bf16), b, DType::Bf16);
+                        let desc = desc.with_batch_invariant(true);
+                        let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
+                        (desc, SmallMProduct::ask(&desc, &sum, gpu, Search { candidates: 20, workspace_limit: 0 }))
+                    };
+                    let (_, one) = of(1);
+                    assert_eq!((one.config().block(), one.place()), (block, (0, 1)), "{b}");
+                    for m in [16, 17, 64, 65, 8192] {
+                        let (desc, product) = of(m);
+                        assert_eq!(
+                            (product.config(), product.passes()),
+                            (one.config(), m.div_ceil(64)),
+                            "{b}, m = {m}"
+                        );
+                        assert_eq!(product.parts_bytes(), one.config().parts_bytes(gpu.clusters, [m.min(64), n]));
+                        let all = SmallMConfig::all(block.operands());
+                        let served: Vec<_> = all.filter(|config| SmallMProduct::serves(&desc, gpu, *config)).collect();
+                        assert_eq!(served, [one.config()], "{b}, m = {m}");
+                    }
+                }
+            }
+        }
+        let many = GemmDesc::new(65, 4096, 7168, Operand::Plain(DType::Bf16), pairs[1].0, DType::Bf16);
+        let tiles = SmallMConfig::all(SmallMOperands::E4m3Weights).collect::<Vec<_>>();
+        assert!(
+            tiles.iter().all(|config| SmallMProduct::serves(&many, H200, *config)),
+            "asked for nothing, any will do"
+        );
     }
 
     /// Without clusters parts of k are those of a block's warps, or tiles that leave their sums in scratch memory.

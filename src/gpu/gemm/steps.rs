@@ -10,7 +10,7 @@ use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::finish;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::lt_step::LtProduct;
-use crate::gpu::gemm::our_pairs::{sm90_pair, small_m_operands};
+use crate::gpu::gemm::our_pairs::sm90_pair;
 use crate::gpu::gemm::outline::{Outline, ScaleUse, outline};
 use crate::gpu::gemm::record::Algorithm;
 use crate::gpu::gemm::sm90_rules;
@@ -92,11 +92,7 @@ impl Product {
                 }
                 _ => Ok(Err(none_such(Formulation::Sm90))),
             },
-            (Algorithm::SmallM(config), Formulation::SmallM)
-                if Some(config.block().operands()) == small_m_operands(desc)
-                    && desc.m <= config.block().most_rows()
-                    && (gpu.clusters || !config.needs_clusters()) =>
-            {
+            (Algorithm::SmallM(config), Formulation::SmallM) if SmallMProduct::serves(desc, gpu, *config) => {
                 Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, gpu, *config)))))
             }
             (Algorithm::Sm90(_) | Algorithm::SmallM(_), other)
@@ -134,7 +130,11 @@ impl Product {
             Self::Sm90(sm90) => sm90.waves(),
             Self::SmallM(small_m) => small_m.waves(),
         };
-        format!("{algorithm}, {waves:.2} waves (number {} of {offered} offered)", place + 1)
+        let passes = match self {
+            Self::SmallM(small_m) if small_m.passes() > 1 => format!(", {} passes over B", small_m.passes()),
+            _ => String::new(),
+        };
+        format!("{algorithm}{passes}, {waves:.2} waves (number {} of {offered} offered)", place + 1)
     }
 
     /// Bytes of the handle's workspace that the algorithm in use takes.

@@ -107,6 +107,11 @@ impl SmallMBlock {
         self.widths().iter().copied().max().unwrap_or(0)
     }
 
+    /// Whether it multiplies any number of rows: what is above the most comes in further passes over B. Only tiles do, which no product of a chain is.
+    pub(crate) fn takes_passes(self) -> bool {
+        matches!(self.shape(), Shape::Tile { .. })
+    }
+
     /// The columns that hold m rows of A; the most there are where they do not.
     pub(super) fn tokens(self, m: usize) -> usize {
         self.widths().iter().copied().find(|tokens| m <= *tokens).unwrap_or(self.most_rows())
@@ -265,6 +270,8 @@ impl SmallMConfig {
 
     /// Bytes in which a product of m by n leaves the sums over its parts of k, where they do not meet in a cluster.
     pub(crate) fn parts_bytes(self, clusters: bool, [m, n]: [usize; 2]) -> usize {
+        // Passes follow one another, and each has the same memory.
+        let m = m.min(self.block.most_rows());
         if clusters || self.split == 1 { 0 } else { self.split as usize * m * n * 4 }
     }
 

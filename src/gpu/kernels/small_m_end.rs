@@ -11,6 +11,7 @@ use crate::gpu::device::memory::Span;
 pub(crate) const MOST_LENGTH: usize = 1 << 30;
 
 /// `D = residual + activation(alpha * sum + beta * D + bias)`, operation by operation as [`Epilogue`](crate::Epilogue) says.
+#[derive(Clone, Copy)]
 pub(crate) struct SmallMEnd<'a> {
     pub(crate) alpha: f32,
     /// 0: D is not read. Else it is FP32.

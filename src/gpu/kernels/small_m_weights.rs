@@ -1,6 +1,8 @@
 //! Launches of `kernels/gemm/small_m_e2m1.cu`, `small_m_repacked.cu` and `small_m_e4m3.cu`: products of few rows of BF16 or F16 numbers on Hopper, with quantized weights that the
 //! kernels decode.
 
+use std::ops::Range;
+
 use super::Kernels;
 use super::launch::{Blocks, Kernel, THREADS, enqueue};
 use super::module::Modules;
@@ -142,13 +144,13 @@ pub(super) struct SmallMWeightsProblem {
     stride_d: u64,
 }
 
-impl SmallMWeightsCall<'_> {
+impl<'a> SmallMWeightsCall<'a> {
     /// Every length and alignment against what the kernel touches.
     fn check(&self) -> Result<()> {
         let Self { m, n, k, .. } = *self;
         let shape = || format!("m = {m}, n = {n}, k = {k}");
         let block = self.config.block();
-        if m > block.most_rows() {
+        if m > block.most_rows() && !block.takes_passes() {
             return Err(too_many_rows(block, shape()));
         }
         // The grid has 31 bits.
@@ -156,6 +158,27 @@ impl SmallMWeightsCall<'_> {
             return Err(Error::shape("A and B", shape(), "n must be at most 2^30", "split the product"));
         }
         self.check_memory(n)
+    }
+
+    /// The product of some of its rows. What lies beyond an operand's end is cut off, for the checks to find.
+    fn with_rows<T>(&self, rows: Range<usize>, then: impl FnOnce(&SmallMWeightsCall<'_>) -> T) -> T {
+        let (first, m) = (rows.start, rows.len());
+        let part = |span: &Span<'a>, cols: usize, stride: usize, dtype: DType| {
+            span.slice(first * stride * dtype.bytes(), extent(m, cols, stride) * dtype.bytes())
+        };
+        let a = part(self.a, self.k, self.a_stride, self.a_type);
+        let d = part(self.end.d, self.n, self.end.d_stride, self.end.d_type);
+        let residual =
+            self.end.residual.map(|(span, stride, dtype)| (part(span, self.n, stride, dtype), stride, dtype));
+        let each = self.outer[0].filter(|outer| outer.each);
+        let scales_of_a = each.map(|outer| outer.scales.slice(first * 4, m * 4));
+        let end = SmallMEnd {
+            d: &d,
+            residual: residual.as_ref().map(|(span, stride, dtype)| (span, *stride, *dtype)),
+            ..self.end
+        };
+        let of_a = scales_of_a.as_ref().map(|scales| OuterScales { scales, each: true }).or(self.outer[0]);
+        then(&SmallMWeightsCall { m, a: &a, outer: [of_a, self.outer[1]], end, ..*self })
     }
 
     /// The same without how it is cut, of a B of so many rows.
@@ -251,13 +274,23 @@ impl SmallMWeightsCall<'_> {
 }
 
 impl Kernels {
-    /// Enqueues one product. The order of sums depends on k and the configuration alone: equal rows of A have equal results, whatever stands
-    /// beside them.
+    /// Enqueues one product, of more rows than the tiles of its configuration hold in passes. The order of sums depends on k and the configuration alone: equal rows of A have equal
+    /// results, whatever stands beside them, and in whichever pass.
     pub(crate) fn small_m_weights_product(&self, stream: &Queue, call: &SmallMWeightsCall<'_>) -> Result<()> {
         call.check()?;
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
+        let most = call.config.block().most_rows();
+        if call.m <= most {
+            return self.small_m_weights_pass(stream, call);
+        }
+        (0..call.m).step_by(most).try_for_each(|first| {
+            call.with_rows(first..call.m.min(first + most), |pass| self.small_m_weights_pass(stream, pass))
+        })
+    }
+
+    fn small_m_weights_pass(&self, stream: &Queue, call: &SmallMWeightsCall<'_>) -> Result<()> {
         let (mnk, all) = ([call.m, call.n, call.k], [call.codes, call.scales.unwrap_or(call.codes)]);
         let place = match call.a_is_made {
             true => InChain::alone(call.config),
@@ -291,222 +324,4 @@ fn no_such_kernel(block: SmallMBlock, (weights, a_type): (SmallMWeights, DType))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::epilogue::Activation;
-    use crate::gpu::kernels::small_m_config::Shape;
-
-    const E2M1: &str = include_str!("../../../kernels/gemm/small_m_e2m1.cu");
-    const REPACKED: &str = include_str!("../../../kernels/gemm/small_m_repacked.cu");
-    const E4M3: &str = include_str!("../../../kernels/gemm/small_m_e4m3.cu");
-    const TILE: &str = include_str!("../../../kernels/gemm/small_m_tile.cuh");
-
-    /// Rows of a table: what is in the brackets of its macro, but for its definition.
-    fn rows(source: &str, table: &str) -> Vec<String> {
-        let of = |line: &str| Some(line.strip_prefix(table)?.strip_prefix('(')?.strip_suffix(')')?.to_string());
-        source.lines().filter_map(of).collect()
-    }
-
-    #[test]
-    fn the_kernels_are_those_of_the_table() {
-        let of = |block: SmallMBlock| match block.shape() {
-            Shape::E2m1 { pairs, warps, stages, residents: [few, more] } => {
-                Some(format!("{block}, {pairs}, {warps}, {stages}, {few}, {more}"))
-            }
-            Shape::E4m3 { .. } | Shape::Tile { .. } => None,
-        };
-        assert_eq!(rows(E2M1, "SMALL_M"), SmallMBlock::ALL.into_iter().filter_map(of).collect::<Vec<_>>());
-        let in_one_stage = |block: SmallMBlock| match block.shape() {
-            Shape::E2m1 { pairs, warps, stages, residents: [few, more] } => {
-                let of_stage = warps * 16 * pairs * (64 + 16);
-                let [own, published] = [block.repacked_shared(8), block.shared(8)].map(|bytes| bytes as usize);
-                assert_eq!(published - own, (stages - 1) * of_stage);
-                Some(format!("{block}, {pairs}, {warps}, 1, {few}, {more}"))
-            }
-            Shape::E4m3 { .. } | Shape::Tile { .. } => None,
-        };
-        assert_eq!(
-            rows(REPACKED, "SMALL_M"),
-            SmallMBlock::ALL.into_iter().filter_map(in_one_stage).collect::<Vec<_>>()
-        );
-        let tiles = |block: SmallMBlock| match block.shape() {
-            Shape::Tile { stages, residents, .. } => {
-                let name = block.name().replace('-', "_");
-                let row = |(tokens, blocks)| format!("{tokens}, {name}, {stages}, {blocks}");
-                block.widths().iter().zip(residents).map(row).collect()
-            }
-            Shape::E4m3 { .. } | Shape::E2m1 { .. } => Vec::new(),
-        };
-        for (source, block) in [(E2M1, SmallMBlock::Tile), (REPACKED, SmallMBlock::Tile), (E4M3, SmallMBlock::TileE4m3)]
-        {
-            assert_eq!(rows(source, "SMALL_M_TILES"), tiles(block));
-        }
-        let (mut few, mut tiled) = (0, 0);
-        for (weights, a_type) in SmallMWeights::served() {
-            let e2m1 = weights.operands() == SmallMOperands::E2m1Weights;
-            let scales = weights.name();
-            let number = if a_type == DType::F16 { "F16" } else { "Bf16" };
-            let row = format!("KERNEL({scales}, {}, {a_type}, {number}, __VA_ARGS__)", scales.to_uppercase());
-            assert!(TILE.contains(&row), "{row}");
-            tiled += 1;
-            for tokens in SmallMBlock::Four.widths().iter().filter(|_| e2m1) {
-                let source = if weights == SmallMWeights::Nvfp4Repacked { REPACKED } else { E2M1 };
-                let of = format!("{scales}, {}, {a_type}, {number}", scales.to_uppercase());
-                let row = format!("SMALL_M_KERNEL({of}, {tokens}, block, PAIRS, ");
-                assert!(source.contains(&row), "{row}");
-                few += 1;
-            }
-        }
-        // And their definitions.
-        assert_eq!([E2M1, REPACKED].map(|source| source.matches("SMALL_M_KERNEL(").count()).iter().sum::<usize>(), few);
-        assert_eq!(TILE.matches("    KERNEL(").count(), tiled);
-        for (source, weights) in [(E2M1, "E2M1"), (REPACKED, "REPACKED"), (E4M3, "E4M3")] {
-            assert!(source.contains(&format!("EACH_{weights}_WEIGHTS(SMALL_M_TILE_KERNEL, __VA_ARGS__)")));
-        }
-        assert_eq!(
-            name(SmallMBlock::Eight, 16, (SmallMWeights::Mxfp4, DType::Bf16)),
-            "gemm_small_m_mxfp4_bf16_16_eight"
-        );
-        assert_eq!(name(SmallMBlock::Tile, 48, (SmallMWeights::Nvfp4, DType::F16)), "gemm_small_m_nvfp4_f16_48_tile");
-        assert_eq!(
-            name(SmallMBlock::TileE4m3, 8, (SmallMWeights::Fp8Tiles, DType::Bf16)),
-            "gemm_small_m_fp8_128x128_bf16_8_tile_e4m3"
-        );
-    }
-
-    fn span(bytes: usize) -> Span<'static> {
-        Span::unguarded(0x7F00_0000_0000, bytes)
-    }
-
-    const NAMES: [&str; 8] =
-        ["A", "B", "scales of B in the sum", "scales of A", "scales of B", "bias", "residual", "D"];
-
-    /// What is wrong with a call whose operands are as long as it needs, and so many bytes longer.
-    fn check(
-        block: SmallMBlock,
-        [m, n, k]: [usize; 3],
-        (weights, each): (SmallMWeights, bool),
-        (a_stride, d_stride): (usize, usize),
-        more: [isize; 8],
-        places: [u64; 8],
-    ) -> String {
-        let (groups, tiles) = (k.div_ceil(128), n.div_ceil(128));
-        let scales = match weights {
-            SmallMWeights::Nvfp4 | SmallMWeights::Nvfp4Repacked => tiles * 128 * (k / 16).next_multiple_of(4),
-            SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => tiles * groups * 512,
-            SmallMWeights::Fp8 => 0,
-            SmallMWeights::Fp8Vectors => n * groups * 4,
-            SmallMWeights::Fp8Tiles => tiles * groups.next_multiple_of(4) * 4,
-        };
-        let codes = if weights.operands() == SmallMOperands::E2m1Weights { n * k / 2 } else { n * k };
-        let count = |rows| if each { rows * 4 } else { 4 };
-        let d = extent(m, n, d_stride);
-        let a = extent(m, k, a_stride) * 2;
-        let exact = [a, codes, scales, count(m), count(n), n * 4, d * 2, d * 4];
-        let mut spans: Vec<_> =
-            exact.iter().zip(more).map(|(bytes, more)| span((*bytes as isize + more) as usize)).collect();
-        spans.iter_mut().zip(places).for_each(|(span, place)| span.address += place);
-        let call = SmallMWeightsCall {
-            config: SmallMConfig::new(block, 2).unwrap(),
-            m,
-            n,
-            k,
-            a: &spans[0],
-            a_stride,
-            a_type: DType::Bf16,
-            a_is_made: false,
-            weights,
-            codes: &spans[1],
-            scales: (weights != SmallMWeights::Fp8).then_some(&spans[2]),
-            outer: [3, 4].map(|i| Some(OuterScales { scales: &spans[i], each })),
-            parts: None,
-            end: SmallMEnd {
-                alpha: 1.0,
-                beta: 0.5,
-                bias: Some((&spans[5], DType::F32)),
-                activation: Activation::None,
-                residual: Some((&spans[6], d_stride, DType::Bf16)),
-                d: &spans[7],
-                d_stride,
-                d_type: DType::F32,
-            },
-        };
-        call.check().err().map_or(String::new(), |error| error.to_string())
-    }
-
-    #[test]
-    fn every_length_and_place_is_checked() {
-        use SmallMBlock::{Eight, Four, Narrow, Sixteen, Tile, TileE4m3};
-        use SmallMWeights::{Fp8, Fp8Tiles, Fp8Vectors, Mxfp4, Mxfp8, Nvfp4, Nvfp4Repacked};
-        let of_e2m1 = [
-            (Four, [1, 8, 32]),
-            (Eight, [7, 136, 416]),
-            (Sixteen, [9, 72, 2080]),
-            (Narrow, [8, 264, 160]),
-            (Four, [16, 64, 128]),
-            (Tile, [3, 64, 32]),
-            (Tile, [64, 136, 416]),
-        ];
-        let of_e4m3 = [(TileE4m3, [1, 8, 32]), (TileE4m3, [7, 136, 416]), (TileE4m3, [64, 72, 1056])];
-        for kind in [
-            (Nvfp4, true),
-            (Nvfp4, false),
-            (Mxfp4, false),
-            (Mxfp8, false),
-            (Fp8, true),
-            (Fp8, false),
-            (Fp8Vectors, false),
-            (Fp8Tiles, false),
-        ] {
-            let e2m1 = kind.0.operands() == SmallMOperands::E2m1Weights;
-            for &(block, shape) in if e2m1 { &of_e2m1[..] } else { &of_e4m3 } {
-                let check = |shape, kind, strides, more, places| check(block, shape, kind, strides, more, places);
-                let strides = (shape[2] + 8, shape[1] + 4);
-                assert_eq!(check(shape, kind, strides, [0; 8], [0; 8]), "");
-                for (i, name) in NAMES.into_iter().enumerate().filter(|(i, _)| *i != 2 || kind.0 != Fp8) {
-                    let (mut more, mut places) = ([0; 8], [0; 8]);
-                    more[i] = -1;
-                    let why = check(shape, kind, strides, more, [0; 8]);
-                    assert!(why.starts_with(&format!("{name}: ")), "{name}: {why}");
-                    // An address of half the alignment is refused, one of it taken.
-                    let required = match name {
-                        "scales of B in the sum" if kind.0 == Fp8Tiles => 4,
-                        "A" | "B" | "scales of B in the sum" => 16,
-                        "residual" => 2,
-                        _ => 4,
-                    };
-                    places[i] = required / 2;
-                    let why = check(shape, kind, strides, [0; 8], places);
-                    let rule = format!("{required}-byte aligned");
-                    assert!(why.contains(&format!("{name}: address")) && why.contains(&rule), "{name}: {why}");
-                    places[i] = required;
-                    assert_eq!(check(shape, kind, strides, [0; 8], places), "", "{name}");
-                }
-            }
-        }
-        let fp8 = |shape, strides| check(TileE4m3, shape, (Fp8, false), strides, [0; 8], [0; 8]);
-        assert_eq!(fp8([1, 8, 16], (16, 8)), "");
-        assert!(fp8([1, 8, (1 << 25) + 16], ((1 << 25) + 16, 8)).contains("k at most 2^25"));
-        assert!(
-            fp8([1, 8, 24], (24, 8)).contains("multiple of 16") && fp8([65, 8, 16], (16, 8)).contains("at most 64")
-        );
-        let of = |block, shape, strides| check(block, shape, (Nvfp4, true), strides, [0; 8], [0; 8]);
-        let repacked = |shape, strides| check(Four, shape, (Nvfp4Repacked, true), strides, [0; 8], [0; 8]);
-        assert_eq!(repacked([1, 8, 128], (128, 8)), "");
-        assert!(repacked([1, 8, 96], (96, 8)).contains("k must be a multiple of 128"));
-        let why = |shape, strides| of(SmallMBlock::Four, shape, strides);
-        let many = why([17, 64, 128], (128, 64));
-        assert!(many.contains("m must be at most 16 for e2m1-weights in blocks of four"), "{many}");
-        assert!(many.contains("choose blocks for more rows"), "{many}");
-        assert_eq!(of(SmallMBlock::Tile, [64, 64, 128], (128, 64)), "");
-        let many = of(SmallMBlock::Tile, [65, 64, 128], (128, 64));
-        assert!(many.contains("at most 64") && many.contains("use another formulation"), "{many}");
-        assert!(why([1, 12, 128], (128, 12)).contains("n a multiple of 8"));
-        assert!(why([1, 8, 48], (48, 8)).contains("multiple of 32") && why([1, 8, 0], (0, 8)).contains("above 0"));
-        assert!(why([2, 64, 128], (128, 63)).contains("no shorter than a row"));
-        assert!(why([2, 64, 128], (120, 64)).contains("A: row stride 120 for k = 128"));
-        assert!(why([2, 64, 128], (132, 64)).contains("multiple of 8"));
-        assert!(why([1, (1 << 30) + 8, 32], (32, (1 << 30) + 8)).contains("at most 2^30"));
-        assert!(why([1, 8, (1 << 26) + 32], ((1 << 26) + 32, 8)).contains("k at most 2^26"));
-    }
-}
+mod tests;
