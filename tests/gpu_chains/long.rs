@@ -12,6 +12,30 @@ const E4M3: Fp8Format = Fp8Format::E4M3;
 const LINKS: usize = 240;
 const PRODUCTS: usize = 100_000;
 
+/// Small, for runs under a sanitizer: a few links of each kind, launched once.
+#[test]
+fn each_link_once() {
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        let blocks = By::Quantized(Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3));
+        let rows = By::Quantized(Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
+        let [nvfp4, repacked, mxfp4] =
+            [By::SmallM(Scheme::Nvfp4), By::Repacked(Scheme::Nvfp4), By::SmallM(Scheme::Mxfp4)];
+        let mut all = 0;
+        for (m, kinds) in [(1, &[nvfp4, repacked, mxfp4][..]), (16, &[repacked, mxfp4]), (1, &[blocks]), (16, &[rows])]
+        {
+            let mut net = Net::new(&handle, m, 1024, kinds, 6, 2);
+            let want = net.want(&handle);
+            let (graph, [links, _]) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            net.reset(&handle);
+            handle.launch(&graph).unwrap();
+            assert!(net.read(&handle) == want, "m = {m}, {kinds:?}");
+            all += links;
+        }
+        assert!(all >= 12, "{all} links");
+    });
+}
+
 /// Launches of a chain of 240 links, one behind the other, until a hundred thousand products have run: what the last layer stored is its product, by the f64 bound of what went into
 /// it, and all of it has the bits of products one after the other. Two buffers take turns: what a link reads before the one before it has stored is of another layer. Every other launch has
 /// other numbers, so that what is left of the launch before is wrong, too.
