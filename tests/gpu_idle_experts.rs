@@ -1,7 +1,7 @@
 //! Weights of experts without rows are never read: their codes lie at addresses that hold no memory, so that a single read of them is a fault, and their scales are NaN. By every kernel that
 //! multiplies groups: the bits of the used expert alone. And groups without rows take no time.
 //!
-//! Each test runs in a process of its own (`hazards::alone`): a fault ends all work of its process on the GPU.
+//! Each of these tests runs in a process of its own (`hazards::alone`): a fault ends all work of its process on the GPU.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -297,41 +297,38 @@ fn small_m_reads_no_weights_of_idle_experts() {
 #[test]
 #[ignore = "compares times: on a GPU of its own"]
 fn groups_without_rows_take_no_time() {
-    alone(|| {
-        let (Some(handle), n, k) = (hopper(), 2048, 2048) else { return };
-        let m = SLOT * EXPERTS;
-        let zeros = |scheme, rows| QuantMatrix::zeros(&handle, scheme, rows, k).unwrap();
-        let x = handle.alloc(m * k * 2).unwrap();
-        let a = zeros(VEC, m);
-        // Of all experts one, all, and one that is alone.
-        let slot = SLOT as i64;
-        let one = (0..EXPERTS).map(|g| if g == EXPERTS / 3 { slot } else { 0 }).collect();
-        let counts = [one, vec![slot; EXPERTS], vec![slot]].map(|counts| handle.upload(&counts).unwrap());
-        let mut d = [m, m, m].map(|rows| handle.alloc(rows * n * 2).unwrap());
-        for (what, scheme) in [("sm90", BLK), ("small-m", Scheme::Nvfp4Row)] {
-            let b = [EXPERTS, EXPERTS, 1].map(|experts| zeros(scheme, experts * n));
-            // Of the one alone only the first rows of A.
-            let a_of_one = zeros(VEC, SLOT);
-            let times = Timing::PAUSES.with_calls(8).in_turns(&handle, 3, |who, _| {
-                let (groups, rows) = if who == 2 { (1, SLOT) } else { (EXPERTS, m) };
-                let places = GroupedRows::Masked { slot_rows: SLOT, counts: counts[who].view() };
-                let d = MatMut::new(&mut d[who], DType::Bf16, rows, n)?;
-                let args = match what {
-                    "sm90" => {
-                        let a = if who == 2 { &a_of_one } else { &a };
-                        GroupedGemmArgs::new(a, &b[who], groups, places, d)
-                    }
-                    _ => {
-                        GroupedGemmArgs::weight_only(MatRef::new(&x, DType::Bf16, rows, k)?, &b[who], groups, places, d)
-                    }
-                };
-                handle.grouped_gemm(args)
-            });
-            let [one, all, alone] = times.unwrap().iter().map(|times| times.median()).collect::<Vec<_>>()[..] else {
-                unreachable!()
+    let (Some(handle), n, k) = (hopper(), 2048, 2048) else { return };
+    let m = SLOT * EXPERTS;
+    let zeros = |scheme, rows| QuantMatrix::zeros(&handle, scheme, rows, k).unwrap();
+    let x = handle.alloc(m * k * 2).unwrap();
+    let a = zeros(VEC, m);
+    // Of all experts one, all, and one that is alone.
+    let slot = SLOT as i64;
+    let one = (0..EXPERTS).map(|g| if g == EXPERTS / 3 { slot } else { 0 }).collect();
+    let counts = [one, vec![slot; EXPERTS], vec![slot]].map(|counts| handle.upload(&counts).unwrap());
+    let mut d = [m, m, m].map(|rows| handle.alloc(rows * n * 2).unwrap());
+    for (what, scheme) in [("sm90", BLK), ("small-m", Scheme::Nvfp4Row)] {
+        let b = [EXPERTS, EXPERTS, 1].map(|experts| zeros(scheme, experts * n));
+        // Of the one alone only the first rows of A.
+        let a_of_one = zeros(VEC, SLOT);
+        let times = Timing::PAUSES.with_calls(8).in_turns(&handle, 3, |who, _| {
+            let (groups, rows) = if who == 2 { (1, SLOT) } else { (EXPERTS, m) };
+            let places = GroupedRows::Masked { slot_rows: SLOT, counts: counts[who].view() };
+            let d = MatMut::new(&mut d[who], DType::Bf16, rows, n)?;
+            let args = match what {
+                "sm90" => {
+                    let a = if who == 2 { &a_of_one } else { &a };
+                    // The same tiles for one group as for many.
+                    GroupedGemmArgs::new(a, &b[who], groups, places, d).config(Sm90Config::Tile64x128)
+                }
+                _ => GroupedGemmArgs::weight_only(MatRef::new(&x, DType::Bf16, rows, k)?, &b[who], groups, places, d),
             };
-            println!("{what}: one expert of {EXPERTS} {one:.2} us, all {all:.2}, one alone {alone:.2}");
-            assert!(one <= 2.0 * alone && 8.0 * one <= all, "{what}: {one:.2} us; all {all:.2}, one alone {alone:.2}");
-        }
-    });
+            handle.grouped_gemm(args)
+        });
+        let [one, all, alone] = times.unwrap().iter().map(|times| times.median()).collect::<Vec<_>>()[..] else {
+            unreachable!()
+        };
+        println!("{what}: one expert of {EXPERTS} {one:.2} us, all {all:.2}, one alone {alone:.2}");
+        assert!(one <= 2.0 * alone && 8.0 * one <= all, "{what}: {one:.2} us; all {all:.2}, one alone {alone:.2}");
+    }
 }

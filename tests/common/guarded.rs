@@ -169,8 +169,8 @@ pub fn check_guarded(handle: &Handle, plan: &mut GemmPlan, ops: &impl Product, e
     assert!(case.out != DType::E4M3 && case.amax == OutAmax::Ignore, "only for what kernels store themselves");
     let ([m, n, k], desc, words) = (ops.shape(), *plan.desc(), plan.explain());
     assert_eq!(desc.kept, KeptWeights::Nothing, "{words}");
-    // More than numbers of four bytes for each element of each operand, padded to whole tiles.
-    let mut arena = Arena::new(handle, 8 * ((m + n + 256) * (k + 256) + (m + 1) * (n + 64)) + (64 << 10));
+    // Two bytes for each element of A and B with its scales, padded to whole tiles, eight for each of D and the residual.
+    let mut arena = Arena::new(handle, 2 * (m + n + 256) * (k + 256) + 8 * (m + 1) * (n + 64) + (64 << 10));
     // Kernels of few rows store single numbers.
     let aligned = if plan.formulation() == Formulation::SmallM { case.out.bytes() } else { 16 };
     let (stride, size) = (n + case.gap, case.out.bytes());
