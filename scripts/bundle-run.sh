@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a bundle made by scripts/bundle.sh on a GPU machine.
-# usage: run.sh test [NAME...] | bench [NAME...] | exhaustive | hunt [SECONDS] | sanitize [TOOL...] | nvrtc [NAME...] | all | where
+# usage: run.sh test [NAME...] | bench [NAME...] | exhaustive | hunt [SECONDS] | soak | sanitize [TOOL...] | nvrtc [NAME...] | portable | all | where
 # results under $OUT (default: ./out); where: prints the folder that holds the program and the executables
 # The archive is unpacked once: into $UNPACK, else beside itself, and where others may write there into a fresh folder that is
 # removed at the end (not after `where`). What lies there is run, so nobody else may put it there.
@@ -85,6 +85,20 @@ hunt() { # seconds: eight processes that launch products at once and compare bit
     done
     cat "$logs"/hunt-*.log >>"$out/hunt.txt"
 }
+soak() { # tests that are ignored because they take long or compare times, one after the other: a suite and a test each
+    local suite name log
+    while read -r suite name; do
+        log=$logs/soak-$name.log
+        (cd "$here" && exec "tests/$suite" --ignored --nocapture "$name") >"$log" 2>&1
+        # A name that no test has passes, too.
+        if grep -q '^test result: ok. 1 passed' "$log"; then echo "ok      $suite $name"; else echo "FAILED  $suite $name"; failed=1; fi
+        grep -E 'calls of|one expert of|panicked|skipped|No such file' -A2 "$log" | head -20
+        cat "$log" >>"$out/soak.txt"
+    done <<'TESTS'
+gpu_sm90 a_million_calls
+gpu_idle_experts groups_without_rows_take_no_time
+TESTS
+}
 run_benches() {
     local names=("$@")
     [ ${#names[@]} -gt 0 ] || names=($(cd "$here/benches" && ls | grep -v '^cpu$'))
@@ -98,6 +112,11 @@ case $what in
     bench) run_benches "$@" ;;
     exhaustive) SCALED_GEMM_EXHAUSTIVE=1 run_tests gpu_e2m1 ;;
     hunt) hunt "${1:-30}" ;;
+    soak) soak ;;
+    portable)
+        # Kernels and plans of older GPUs on this one: NVRTC compiles the kernels. Those of 89 convert FP8 by instructions.
+        echo "## SCALED_GEMM_SM=80"; SCALED_GEMM_SM=80 run_tests gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_cast gpu_mxfp4
+        echo "## SCALED_GEMM_SM=89"; SCALED_GEMM_SM=89 run_tests gpu_small_m_e2m1 gpu_small_m_e4m3 ;;
     nvrtc)
         [ $# -gt 0 ] || set -- $compiled
         SCALED_GEMM_KERNELS=nvrtc run_tests "$@" ;;
@@ -106,6 +125,29 @@ case $what in
         # report them: there, lines that name one of ours count. The suites that cross everything would take hours under
         # them, so these run the tests that reach each kernel.
         ours='at (gemm_fp8_|gemm_e5m2_|gemm_e4m3_|gemm_small_m_|plan_grouped|clear_between|bias_|add_bias_|delayed_update|to_bf16|quantize_|dequantize_|cast_|rms_norm_|swiglu_|fp4_to_fp8|amax_|hadamard_|epilogue_|repeat_|repack_|unpack_|alpha_|gemm_factors)'
+        # What racecheck reports of ours though it is no race, one kernel a line: its whole name, as an extended regular expression without spaces, and why. Any other report counts, and
+        # a line that nothing is reported of any more is said, to be taken out. A race of these kernels is hidden here: run.sh hunt and the suites' bits look for it.
+        known_races='gemm_fp8_block_256x128 arrivals go to both blocks of a cluster by mapa, which racecheck does not follow (2026-11-26-nvidia-h200-sm90/race.md)
+gemm_(e5m2_e4m3|e4m3_e5m2)_block_256x128 the same kernel of E5M2 codes on one side (2026-11-26-nvidia-h200-sm90/race.md)
+gemm_small_m_(gated_)?block_[0-9]+_two parts of sums are written before a barrier and read behind it; other blocks with the same lines have no report (2026-11-26-nvidia-h200-experts/README.md)'
+        known_names=$(cut -d' ' -f1 <<<"$known_races" | paste -sd'|' -)
+        reported() { # tool, log: lines that name a kernel of ours, but for what racecheck is known to report
+            local known='no kernel'
+            [ "$1" != racecheck ] || known=$known_names
+            # The names alone are taken out: a line that has another one, too, counts.
+            grep -E '^=========' "$2" | sed -E "s/at ($known)\\b//g" | grep -E "$ours"
+        }
+        say_known() { # logs of racecheck: which known reports there are, and which there are no more
+            local name why lines
+            while read -r name why; do
+                lines=$(cat "$@" | grep -E '^=========' | grep -cE "at ($name)\\b")
+                if [ "$lines" -gt 0 ]; then
+                    echo "known   $name: $lines lines: $why"
+                else
+                    echo "GONE    $name: no report any more: take it out of the known ones: $why"
+                fi
+            done <<<"$known_races"
+        }
         sanitize() { # tool, suite, tests: one suite under one tool, with its words in a log
             (cd "$here" && timeout "${SANITIZE_SECONDS:-300}" compute-sanitizer --target-processes all --tool "$1" \
                 "tests/$2" --test-threads 1 "${@:3}") >"$logs/$1-$2.log" 2>&1
@@ -122,7 +164,7 @@ case $what in
             echo "## compute-sanitizer --tool $tool"
             ran=()
             for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_captures gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
-                gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures; do
+                gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures gpu_chains gpu_batch_invariant gpu_quantize_a gpu_two_gpus gpu_idle_experts; do
                 tests=()
                 # These reach each kernel for block scales, aligned and not: small matrices, and one of many rows.
                 case $name in
@@ -141,6 +183,10 @@ case $what in
                     gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once each_activation_once many_rows large requantizing norms gradients unaligned gathered given_scales refus) ;;
                     # There the driver refuses a wait, as it should, which the tool counts as an error.
                     gpu_foreign_captures) tests=(--skip a_capture_that_its_closure_replaces --skip a_capture_that_cudarc_breaks) ;;
+                    # Chains of hundreds of large layers, and products of thousands of rows, are for the suites themselves.
+                    gpu_chains) tests=(each_link_once an_end_is weights_that) ;;
+                    gpu_batch_invariant) tests=(what_stands what_is_not other_plans) ;;
+                    gpu_quantize_a) tests=(each_scheme_once given_scales graphs_follow refused) ;;
                     # Under a tool the host's time is not what it is.
                     gpu_tune) tests=(--skip warm_times_are_those_of_the_device) ;;
                 esac
@@ -152,7 +198,10 @@ case $what in
                         gpu_epilogue | gpu_cast | gpu_cast_back | gpu_producers | gpu_produced_targets | gpu_fused | gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) ;;
                         gpu_linear) tests=(scales_that_change) ;;
                         gpu_sm90) tests=(each_kernel_once groups_are) ;;
-                        gpu_sm90_epilogue | gpu_fused_gemm | gpu_repacked) tests=(each_kernel_once) ;;
+                        gpu_sm90_epilogue | gpu_sm90_e5m2 | gpu_fused_gemm | gpu_repacked) tests=(each_kernel_once) ;;
+                        gpu_chains) tests=(each_link_once) ;;
+                        gpu_batch_invariant) tests=(what_stands) ;;
+                        gpu_quantize_a) tests=(each_scheme_once) ;;
                         gpu_experts) tests=(between_groups) ;;
                         gpu_experts_gradient) tests=(starts_give) ;;
                         gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated | gpu_small_m_groups) tests=(each_kernel_once) ;;
@@ -179,13 +228,18 @@ case $what in
                 grep -q '^test result: ok' "$log" || bad=1
                 # A test in a process of its own has a summary of its own.
                 if [ "$tool" = memcheck ] && { ! grep -q 'ERROR SUMMARY' "$log" || grep 'ERROR SUMMARY' "$log" | grep -qv ': 0 errors'; }; then bad=1; fi
-                if grep -E '^=========' "$log" | grep -qE "$ours"; then bad=1; fi
-                if [ $bad = 1 ]; then echo "FAILED  $name"; failed=1; grep -E "$ours|^========= (Error|Invalid)|panicked" "$log" | head -20; fi
+                reported "$tool" "$log" >"$log.reported" && bad=1
+                if [ $bad = 1 ]; then
+                    echo "FAILED  $name"; failed=1
+                    # What counts comes first: known reports can be thousands of lines.
+                    { cat "$log.reported"; grep -E '^========= (Error|Invalid)|panicked' "$log"; } | head -20
+                fi
                 echo "$tool $name: $(grep -hE 'SUMMARY|^test result' "$log" | sort | uniq -c | tr '\n' ' ')"
             done
+            [ "$tool" != racecheck ] || say_known "$logs"/racecheck-*.log
         done ;;
     where) echo "$here" ;;
     all) run_tests; SCALED_GEMM_KERNELS=nvrtc run_tests $compiled; run_benches ;;
-    *) echo "usage: run.sh test | bench | exhaustive | hunt | sanitize | nvrtc | all | where" >&2; exit 2 ;;
+    *) echo "usage: run.sh test | bench | exhaustive | hunt | soak | sanitize | nvrtc | portable | all | where" >&2; exit 2 ;;
 esac
 exit $failed

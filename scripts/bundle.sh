@@ -2,7 +2,7 @@
 # Packs the GPU suites, the unit tests, the benchmarks and the program, stripped, with a runner, for a GPU machine that
 # has no toolchain.
 # usage: scripts/bundle.sh [--gpus 90a[,100a...] | --all-gpus] [DIR=.bundle]
-#        then there: DIR/run.sh test | bench | exhaustive | sanitize | nvrtc | all | where
+#        then there: DIR/run.sh test | bench | exhaustive | hunt | soak | sanitize | nvrtc | portable | all | where
 # Kernels: machine code for sm_90a, or the GPUs named, where nvcc is found here (see build.rs); else NVRTC compiles them there.
 # The executables hold the same kernels, so they travel as one archive whose window spans several of them.
 set -euo pipefail

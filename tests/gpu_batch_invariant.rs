@@ -3,6 +3,8 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "gpu_batch_invariant/fused.rs"]
+mod fused;
 #[path = "common/sm90.rs"]
 mod sm90;
 

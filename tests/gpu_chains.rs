@@ -10,6 +10,8 @@ mod common;
 mod foreign;
 #[path = "common/hazards.rs"]
 mod hazards;
+#[path = "gpu_chains/long.rs"]
+mod long;
 #[path = "gpu_chains/net.rs"]
 mod net;
 #[allow(dead_code, unused_imports, unused_macros, reason = "what is for other suites")]
@@ -38,8 +40,10 @@ const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group1
 fn chains_give_the_bits_of_products_one_after_the_other() {
     alone(|| {
         let Some(handle) = hopper() else { return };
-        let cases: [(usize, &[By]); 5] = [
+        let cases: [(usize, &[By]); 7] = [
             (1, &[By::SmallM(Scheme::Nvfp4)]),
+            (1, &[By::Repacked(Scheme::Nvfp4)]),
+            (16, &[By::Repacked(Scheme::Nvfp4Row), By::SmallM(Scheme::Nvfp4)]),
             (16, &[By::SmallM(Scheme::Nvfp4), By::SmallM(Scheme::Mxfp4)]),
             (33, &[By::SmallM(Scheme::Nvfp4Row)]),
             (1, &[By::Quantized(Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3))]),
@@ -78,8 +82,10 @@ fn every_block_of_e2m1_weights_is_a_link() {
         let Some(handle) = hopper() else { return };
         use SmallMBlock::{Eight, Four, Narrow, Sixteen};
         for (m, blocks) in [(1, [Narrow; 4]), (16, [Narrow; 4]), (8, [Four, Narrow, Sixteen, Eight])] {
-            for kinds in [[By::SmallM(Scheme::Nvfp4)], [By::SmallM(Scheme::Mxfp4)]] {
-                let mut net = Net::new(&handle, m, 2112, &kinds, 120, 24);
+            for kinds in [[By::SmallM(Scheme::Nvfp4)], [By::SmallM(Scheme::Mxfp4)], [By::Repacked(Scheme::Nvfp4)]] {
+                // Rows of repacked codes are multiples of 128.
+                let n = if matches!(kinds[0], By::Repacked(_)) { 2048 } else { 2112 };
+                let mut net = Net::new(&handle, m, n, &kinds, 120, 24);
                 for (i, layer) in net.layers.iter_mut().enumerate() {
                     let config = SmallMConfig::new(blocks[i % 4], [1, 2, 4, 8][i / 4 % 4]).unwrap();
                     layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), config);

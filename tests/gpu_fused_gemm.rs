@@ -2,7 +2,11 @@
 //! applied to what our product for sm_90 stores in FP32; groups give what each gives alone; nothing else is written; bad input is refused.
 #![cfg(feature = "cuda")]
 
+#[path = "gpu_fused_gemm/between_guards.rs"]
+mod between_guards;
 mod common;
+#[path = "common/guarded.rs"]
+mod guarded;
 #[path = "common/sm90.rs"]
 mod sm90;
 

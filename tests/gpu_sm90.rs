@@ -3,11 +3,18 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "gpu_sm90/groups.rs"]
+mod groups;
+#[path = "common/guarded.rs"]
+mod guarded;
 #[path = "common/sm90.rs"]
 mod sm90;
+#[path = "gpu_sm90/soak.rs"]
+mod soak;
 
 use common::gemm::*;
 use common::*;
+use guarded::check_guarded;
 use ndarray::{Array2, s};
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
@@ -44,10 +51,30 @@ fn shapes_that_cut_tiles_stages_and_clusters() {
             }
         }
     }
-    for shape in [[257, 520, 2064], [1000, 1544, 272], [17, 72, 8192], [4099, 136, 128]] {
+    for shape in [[257, 520, 2064], [1000, 1544, 272], [17, 72, 8192], [4099, 136, 128]].into_iter().chain(LONG_OR_TALL)
+    {
         worst = worst.max(check(&handle, &mut rng, shape, (VEC, BLK), Case::new(DType::Bf16)));
     }
     println!("largest error {worst:.3} of its tolerance");
+}
+
+/// All operands in one allocation, 0xFF between them: the bits of operands apart, and nothing but D is written.
+#[test]
+fn operands_between_guards() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(150);
+    for ([m, n, k], case) in [
+        ([1, 8, 16], Case::new(DType::Bf16)),
+        ([65, 120, 144], Case { gap: 8, ..Case::new(DType::F16) }),
+        ([131, 136, 400], Case { gap: 4, ..Case::new(DType::F32) }),
+        ([259, 200, 2064], Case { gap: 8, ..Case::new(DType::Bf16) }),
+    ] {
+        let ops = Operands::new(&handle, &mut rng, [m, n, k], (VEC, BLK));
+        let extras = Extras::new(&handle, &mut rng, m, n, &[]);
+        for config in Sm90Config::ALL {
+            check_guarded(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
+        }
+    }
 }
 
 /// Blocks and pairs of them take several tiles, in more than one band of rows.
@@ -547,49 +574,4 @@ fn graphs_follow_counts() {
         let places: Vec<_> = now.iter().enumerate().map(|(g, c)| ((g * slot) as i64, (*c).min(256))).collect();
         assert!(rows_of_d(&handle, &d, 4 * slot, 2 * n, 0) == of.want(&handle, 1.0, &places), "{now:?}");
     }
-}
-
-#[test]
-fn grouped_refusals_name_operand_numbers_and_rule() {
-    let Some(handle) = hopper() else { return };
-    let zeros = |scheme, rows, cols| QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap();
-    let mut buffer = poisoned(&handle, 1 << 20);
-    let counts = numbers(&handle, &[1, 1]);
-    let mut call =
-        |a: (Scheme, usize, usize), b: (Scheme, usize, usize), slot_rows: usize, d: (DType, usize, usize)| {
-            let (a, b) = (zeros(a.0, a.1, a.2), zeros(b.0, b.1, b.2));
-            let rows = GroupedRows::Masked { slot_rows, counts: (&counts).into() };
-            let d = MatMut::new(&mut buffer, d.0, d.1, d.2).unwrap();
-            handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d))
-        };
-    let bf16 = DType::Bf16;
-    call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 256, 128)).unwrap();
-    // Of block scales on both sides small slots are rows of one launch; of these there is no kernel.
-    let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-    refused(
-        call((wide, 256, 128), (BLK, 256, 128), 4, (bf16, 256, 128)),
-        &[
-            "fp8-1x128:e5m2 x fp8-128x128:e4m3",
-            "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3",
-            "slots of 4 rows",
-            "one by one",
-        ],
-    );
-    refused(call((VEC, 256, 128), (BLK, 384, 128), 128, (bf16, 256, 128)), &["B: 384 x 128", "2 * 128 x 128"]);
-    refused(call((VEC, 256, 128), (BLK, 256, 256), 128, (bf16, 256, 128)), &["B: 256 x 256", "A's 128 columns"]);
-    refused(call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 128, 128)), &["D: 128 x 128", "A's 256 rows"]);
-    refused(
-        call((VEC, 256, 128), (BLK, 256, 128), 128, (DType::E4M3, 256, 128)),
-        &["D", "e4m3", "is not bf16, f16 or f32"],
-    );
-    refused(call((VEC, 256, 128), (BLK, 272, 128), 128, (bf16, 256, 136)), &["D: 256 x 136", "multiple of 128"]);
-    refused(call((VEC, 256, 128), (BLK, 256, 128), 256, (bf16, 256, 128)), &["256 rows for 2 slots of 256"]);
-    refused(call((VEC, 256, 128), (BLK, 256, 128), 30, (bf16, 256, 128)), &["2 slots of 30", "multiple of 4"]);
-    let (a, b, one) = (zeros(VEC, 256, 128), zeros(BLK, 256, 128), numbers(&handle, &[1]));
-    let rows = GroupedRows::Masked { slot_rows: 128, counts: (&one).into() };
-    let d = MatMut::new(&mut buffer, bf16, 256, 128).unwrap();
-    refused(
-        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d)),
-        &["counts of groups: 8 bytes", "at least 16"],
-    );
 }

@@ -3,11 +3,14 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/guarded.rs"]
+mod guarded;
 #[path = "common/sm90.rs"]
 mod sm90;
 
 use common::gemm::*;
 use common::*;
+use guarded::check_guarded;
 use ndarray::s;
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
@@ -96,7 +99,39 @@ fn shapes_that_cut_tiles_stages_and_clusters() {
             worst = worst.max(check(&handle, &mut rng, shape, pair, case));
         }
     }
+    // One kind of scales each, another one than in the list of whole products.
+    for (i, shape) in LONG_OR_TALL.into_iter().enumerate() {
+        let plain = Case { bias: Some(DType::F16), ..Case::new(DType::Bf16) };
+        worst = worst.max(check(&handle, &mut rng, shape, PAIRS[1 + i % 3], if i % 2 == 0 { plain } else { added() }));
+    }
     println!("largest error {worst:.3} of its tolerance");
+}
+
+/// All operands in one allocation, 0xFF between them, biases and residuals at no more than their own size: the bits of operands apart, and nothing but D is written.
+#[test]
+fn operands_between_guards() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(181);
+    let activated = Case { activation: Activation::Gelu, bias: Some(DType::Bf16), ..Case::new(DType::F16) };
+    let cases = [
+        ([1, 8, 16], Case { residual: Some(DType::F32), ..activated }),
+        ([65, 120, 144], added()),
+        ([131, 136, 400], layer()),
+        (
+            [259, 200, 1040],
+            Case { bias: Some(DType::F32), residual: Some(DType::Bf16), gap: 8, ..Case::new(DType::Bf16) },
+        ),
+    ];
+    for (i, pair) in PAIRS.into_iter().enumerate() {
+        for (j, ([m, n, k], case)) in cases.into_iter().enumerate() {
+            let ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
+            let extras = Extras::new(&handle, &mut rng, m, n, &[case.gap]);
+            // Half of the configurations with each, and both halves with each kind of scales.
+            for config in Sm90Config::ALL.into_iter().skip((i + j) % 2).step_by(2) {
+                check_guarded(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
+            }
+        }
+    }
 }
 
 /// Only their own size aligns biases and residuals.

@@ -3,9 +3,12 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/guarded.rs"]
+mod guarded;
 
 use common::gemm::*;
 use common::*;
+use guarded::check_guarded;
 use ndarray::s;
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
@@ -100,7 +103,30 @@ fn shapes_that_cut_tiles_stages_and_splits() {
             worst = worst.max(check(&handle, &mut rng, shape, pair, Case::new(DType::Bf16), one_of_each(i)));
         }
     }
+    for (i, shape) in decode_shapes(32, 16).enumerate() {
+        let out = if shape[2] > 1536 { DType::F32 } else { DType::Bf16 };
+        worst =
+            worst.max(check(&handle, &mut rng, shape, [BLOCKS, ROWS, TENSORS][i % 3], Case::new(out), one_of_each(i)));
+    }
     println!("largest error {worst:.3} of its tolerance");
+}
+
+/// All operands in one allocation, 0xFF between them, D, a bias and a residual at no more than their own size: the bits of operands apart, and nothing but D is written.
+#[test]
+fn operands_between_guards() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(169);
+    for (i, [m, n, k]) in [[1, 8, 16], [9, 72, 144], [17, 136, 1040], [32, 264, 2064]].into_iter().enumerate() {
+        for (j, pair) in [BLOCKS, ROWS, TENSORS].into_iter().enumerate() {
+            let ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
+            for case in [layer(), Case { gap: 8, ..Case::new(WIDE[(i + j) % 3]) }] {
+                let extras = Extras::new(&handle, &mut rng, m, n, &[case.gap]);
+                for config in SmallMConfig::all(SmallMOperands::Fp8).skip((i + j) % 2).step_by(2) {
+                    check_guarded(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
+                }
+            }
+        }
+    }
 }
 
 /// Every bias, activation, residual and output type in the kernel itself, and what it leaves to the epilogue kernel.

@@ -3,11 +3,14 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/guarded.rs"]
+mod guarded;
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
 
 use common::gemm::*;
 use common::*;
+use guarded::check_guarded;
 use ndarray::Array2;
 use scaled_gemm::reference::{self, Gelu};
 use scaled_gemm::{
@@ -114,6 +117,12 @@ fn large_shapes() {
             worst = worst.max(check(&handle, &mut rng, shape, pair, Case::new(out), one_of_each(shape[0], i)));
         }
     }
+    // With all pairs in turn.
+    for (i, shape) in decode_shapes(64, 32).enumerate() {
+        let out = if shape[2] > 1536 { DType::F32 } else { DType::Bf16 };
+        let pair = PAIRS[i % PAIRS.len()];
+        worst = worst.max(check(&handle, &mut rng, shape, pair, Case::new(out), one_of_each(shape[0], i)));
+    }
     println!("largest error {worst:.3} of its tolerance");
 }
 
@@ -198,6 +207,25 @@ fn epilogues() {
                 // Before clusters also the sums of up to eight parts of k.
                 let bytes = if clusters() { a_bytes } else { a_bytes.next_multiple_of(256) + 8 * m * 136 * 4 };
                 assert_eq!((plan.finish(), plan.workspace_bytes()), (Finish::Fused, bytes), "{}", plan.explain());
+            });
+        }
+    }
+}
+
+/// All operands in one allocation, 0xFF between them, D, a bias and a residual at no more than their own size: the bits of operands apart, and nothing but D is written.
+#[test]
+fn operands_between_guards() {
+    let Some(handle) = decoding() else { return };
+    let mut rng = Noise::new(197);
+    for (i, pair) in PAIRS.into_iter().enumerate() {
+        for (j, [m, n, k]) in
+            [[1, 8, 32], [9, 72, 160], [16, 136, 1056], [33, 72, 416], [64, 264, 2080]].into_iter().enumerate()
+        {
+            let both = new(&handle, &mut rng, [m, n, k], pair);
+            let case = if (i + j) % 2 == 0 { layer() } else { Case { gap: 8, ..Case::new(WIDE[(i + j / 2) % 3]) } };
+            let extras = Extras::new(&handle, &mut rng, m, n, &[case.gap]);
+            with!(&both, |ops| for config in one_of_each(m, i + j) {
+                check_guarded(&handle, &mut planned(&handle, &case.desc(ops), config), ops, &extras, &case);
             });
         }
     }

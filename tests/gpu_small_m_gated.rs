@@ -4,12 +4,15 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/guarded.rs"]
+mod guarded;
 #[allow(dead_code, unused_imports, reason = "what is for plain rows is the other suites'")]
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
 
 use common::gemm::*;
 use common::*;
+use guarded::{Arena, gathered_bytes, places_of_rows};
 use ndarray::Array2;
 use scaled_gemm::reference::{self, Swiglu};
 use scaled_gemm::{
@@ -138,6 +141,51 @@ fn every_configuration_gives_the_reference_of_its_products() {
     // As wide as layers are.
     for shape in [[4, 2048, 1536], [16, 6400, 528]] {
         Layer::new(&handle, &mut rng, shape, 1.0).check(&handle, None, DType::Bf16, recipes[0]);
+    }
+}
+
+/// A, B and D in one allocation, 0xFF between them, numbers of D at no more than their own size: the bits of operands apart, and nothing but D is written.
+#[test]
+fn operands_between_guards() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(314);
+    for (i, [m, n, k]) in [[1, 128, 16], [9, 128, 400], [17, 256, 1040], [32, 128, 2064]].into_iter().enumerate() {
+        let [a, b] = [(m, A), (2 * n, B)].map(|(rows, scheme)| quantized(&tiled(&mut rng, rows, k), scheme));
+        let [apart_a, apart_b] = [&a, &b].map(|host| QuantMatrix::from_host(&handle, host).unwrap());
+        let (out, stride) = (WIDE[i % 3], n + 8);
+        let d_bytes = ((m - 1) * stride + n) * out.bytes();
+        for config in all().skip(i % 2).step_by(2) {
+            let words = format!("{config}, {m} x {n} x {k}, {out}");
+            let call = |args: FusedGemmArgs<'_>| handle.fused_gemm(args.alpha(ALPHA).small_m_config(config)).unwrap();
+            let numbers = |a: &QuantMatrix, b: &QuantMatrix, d: &mut DeviceBuffer| {
+                call(FusedGemmArgs::swiglu(a, b, MatMut::new(d, out, m, n).unwrap().with_row_stride(stride).unwrap()));
+            };
+            let mut want = handle.upload(&vec![0xFFu8; d_bytes]).unwrap();
+            numbers(&apart_a, &apart_b, &mut want);
+            let want = handle.read_bytes(&want.view()).unwrap();
+            let mut want_codes = poisoned_matrix(&handle, A, m, n);
+            call(FusedGemmArgs::swiglu(&apart_a, &apart_b, &mut want_codes));
+
+            let mut arena = Arena::new(&handle, 4 << 20);
+            let mut d = arena.place(&handle, &vec![0xFF; d_bytes], out.bytes());
+            let at = arena.last().start;
+            let (mut codes, of_codes) = arena.target(&handle, A, [m, n]);
+            let [a, b] = [&a, &b].map(|host| arena.matrix(&handle, host));
+            let written = places_of_rows(at, m, n * out.bytes(), stride * out.bytes());
+            let before = arena.ready(&handle);
+            numbers(&a, &b, &mut d);
+            let after = arena.read_behind(&handle, &before, &written, &words);
+            assert!(after[at..at + d_bytes] == want, "other bits than of operands apart: {words}");
+            let stored = values_of(out, &gathered_bytes(&after, &written));
+            assert!(stored.iter().any(|v| v.is_finite() && *v != 0.0), "{words}");
+            let before = arena.ready(&handle);
+            call(FusedGemmArgs::swiglu(&a, &b, &mut codes));
+            arena.read_behind(&handle, &before, &of_codes, &words);
+            for (got, want) in [(codes.codes(), want_codes.codes()), (codes.scales(), want_codes.scales())] {
+                let [got, want] = [got, want].map(|bytes| handle.read_bytes(&bytes).unwrap());
+                assert!(got == want, "other codes or scales than of operands apart: {words}");
+            }
+        }
     }
 }
 

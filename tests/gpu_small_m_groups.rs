@@ -6,6 +6,10 @@
 mod common;
 #[path = "gpu_small_m_groups/experts.rs"]
 mod experts;
+#[path = "common/guarded.rs"]
+mod guarded;
+#[path = "gpu_small_m_groups/places.rs"]
+mod places;
 #[allow(dead_code, unused_imports, reason = "what is for quantized rows, too, is the other suites'")]
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;

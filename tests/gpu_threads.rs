@@ -6,6 +6,8 @@ mod calls;
 mod common;
 #[path = "common/hazards.rs"]
 mod hazards;
+#[path = "common/sm90_work.rs"]
+mod sm90_work;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -20,6 +22,7 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
     Activation, DType, Formulation, Fp8Format, GemmPlan, Handle, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
+use sm90_work::Sm90Work;
 
 const THREADS: usize = 8;
 const ROUNDS: usize = 40;
@@ -114,6 +117,45 @@ fn eight_threads_with_handles_of_their_own() {
             });
         }
     });
+}
+
+/// The same of `sm90`, whole products with every kind of scales and groups, whose tensor maps each plan and handle makes for itself; then each handle goes on in this thread.
+#[test]
+fn eight_threads_of_sm90_and_its_groups() {
+    let Some(first) = handle() else { return };
+    let alone: Vec<_> = (0..THREADS).map_while(|thread| Some(Sm90Work::new(&first, thread)?.want)).collect();
+    if alone.len() < THREADS {
+        return;
+    }
+    let start = Barrier::new(THREADS);
+    let moved: Vec<_> = thread::scope(|scope| {
+        let threads = alone.iter().enumerate().map(|(thread, want)| {
+            let start = &start;
+            scope.spawn(move || {
+                let handle = Handle::new(0).unwrap();
+                let mut work = Sm90Work::new(&handle, thread).unwrap();
+                assert!(work.want == *want, "thread {thread}: another handle gives other bits");
+                start.wait();
+                for round in 0..ROUNDS {
+                    work.reset(&handle);
+                    // Some calls without a wait, so that the threads' work overlaps on the GPU.
+                    (0..5).for_each(|_| work.launch(&handle).unwrap());
+                    // Where D is added to, each call would change it: the last one has one of its own.
+                    work.reset(&handle);
+                    work.launch(&handle).unwrap();
+                    work.check(&handle, &format!("thread {thread}, round {round}"));
+                }
+                (handle, work)
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (number, (handle, mut work)) in moved.into_iter().enumerate() {
+        work.reset(&handle);
+        work.launch(&handle).unwrap();
+        work.check(&handle, &format!("the handle of thread {number}, moved to the first"));
+    }
 }
 
 /// Handles made, used and dropped by many threads at once: the libraries are loaded once, and nothing is torn down early.

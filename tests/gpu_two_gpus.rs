@@ -8,6 +8,8 @@ mod calls;
 mod common;
 #[path = "common/hazards.rs"]
 mod hazards;
+#[path = "common/sm90_work.rs"]
+mod sm90_work;
 
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
@@ -22,6 +24,7 @@ use scaled_gemm::{
     Activation, Basis, Bf16Gemm, DType, Error, Formulation, GemmPlan, Handle, MatMut, MatRef, Nvfp4Options,
     Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
+use sm90_work::Sm90Work;
 
 const SHAPE: [usize; 3] = [16, 1024, 1024];
 
@@ -37,7 +40,7 @@ fn two_gpus() -> bool {
     count >= 2
 }
 
-/// A layer with everything: quantizer, product, epilogue kernel.
+/// A layer with everything: quantizer, product, epilogue kernel; and where they are, products of `sm90`, whole and of groups.
 struct Work {
     ops: Operands,
     extras: Extras,
@@ -45,6 +48,7 @@ struct Work {
     plan: GemmPlan,
     output: Output,
     want: Stored,
+    sm90: Option<Sm90Work>,
 }
 
 impl Work {
@@ -57,7 +61,7 @@ impl Work {
         let mut plan = handle.plan(&case.desc(&ops)).unwrap();
         let want = execute(handle, &mut plan, &ops, &extras, &case);
         let output = Output::new(handle, &ops, &extras, &case);
-        Self { ops, extras, case, plan, output, want }
+        Self { ops, extras, case, plan, output, want, sm90: Sm90Work::new(handle, 0) }
     }
 
     /// Enqueues a call by the plan and one by the cache, without waiting.
@@ -65,11 +69,18 @@ impl Work {
         self.output.reset(handle);
         self.plan.execute(handle, self.output.args(&self.ops, &self.extras, &self.case)).unwrap();
         handle.scaled_gemm(self.output.args(&self.ops, &self.extras, &self.case)).unwrap();
+        if let Some(sm90) = &mut self.sm90 {
+            sm90.reset(handle);
+            sm90.launch(handle).unwrap();
+        }
     }
 
     fn check(&self, handle: &Handle, words: &str) {
         let gpu = handle.device().ordinal;
         assert!(self.output.read(handle, words) == self.want, "GPU {gpu}, {words}");
+        if let Some(sm90) = &self.sm90 {
+            sm90.check(handle, &format!("GPU {gpu}, {words}"));
+        }
     }
 
     fn run(&mut self, handle: &Handle, words: &str) {
@@ -152,6 +163,13 @@ fn products_refuse_operands_of_another_gpu() {
             let extras_far = own.args_of(&w0.ops.a, &w0.ops.b, &w1.extras, &case);
             refused("bias and residual on GPU 1", w0.plan.execute(h0, extras_far));
             refused("a handle on GPU 1", h1.scaled_gemm(own.args(&w0.ops, extras, &case)));
+            let (Some(near), Some(far)) = (&mut w0.sm90, &mut w1.sm90) else { return };
+            let grouped = Sm90Work::grouped;
+            refused("A of groups on GPU 1", grouped(h0, &far.a, &near.b, &near.counts, &mut near.d));
+            refused("B of groups on GPU 1", grouped(h0, &near.a, &far.b, &near.counts, &mut near.d));
+            refused("counts on GPU 1", grouped(h0, &near.a, &near.b, &far.counts, &mut near.d));
+            refused("D of groups on GPU 1", grouped(h0, &near.a, &near.b, &near.counts, &mut far.d));
+            refused("groups by a handle on GPU 1", grouped(h1, &near.a, &near.b, &near.counts, &mut near.d));
         });
     });
 }
@@ -272,13 +290,18 @@ fn graphs_of_two_gpus() {
         let graphs: Vec<_> = handles
             .iter()
             .zip(&mut works)
-            .map(|(handle, Work { ops, extras, case, plan, output, .. })| {
-                capture(handle, || plan.execute(handle, output.args(ops, extras, case))).unwrap()
+            .map(|(handle, Work { ops, extras, case, plan, output, sm90, .. })| {
+                let enqueue = || {
+                    plan.execute(handle, output.args(ops, extras, case))?;
+                    sm90.as_mut().map_or(Ok(()), |sm90| sm90.launch(handle))
+                };
+                capture(handle, enqueue).unwrap()
             })
             .collect();
         for _ in 0..3 {
             for (handle, work) in handles.iter().zip(&mut works) {
                 work.output.reset(handle);
+                work.sm90.iter_mut().for_each(|sm90| sm90.reset(handle));
             }
             handles.iter().zip(&graphs).for_each(|(handle, graph)| handle.launch(graph).unwrap());
             for (handle, work) in handles.iter().zip(&works) {

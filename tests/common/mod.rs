@@ -47,6 +47,16 @@ pub const ROWS: [usize; 4] = [1, 3, 17, 130];
 pub const N: [usize; 3] = [8, 520, 2112];
 pub const K: [usize; 3] = [16, 144, 576];
 
+/// Shapes of decode, m, n and k: every n with every k that is a multiple of `multiple`, m up to `most` in turn, four of them where the f64 bound takes no time.
+pub fn decode_shapes(most: usize, multiple: usize) -> impl Iterator<Item = [usize; 3]> {
+    let all = [8usize, 72, 2112, 4104].into_iter().flat_map(|n| [16usize, 144, 1536, 18944].map(|k| (n, k)));
+    all.filter(move |(_, k)| k.is_multiple_of(multiple)).enumerate().flat_map(move |(i, (n, k))| {
+        let most = if n * k > 1 << 25 { 8 } else { most };
+        let ms = [1, 64, 16, 33, 5, 17, 48, 8, 32, 9, 63].into_iter().filter(move |m| *m <= most);
+        ms.cycle().skip(3 * i).take(if n * k > 1 << 21 { 1 } else { 4 }).map(move |m| [m, n, k])
+    })
+}
+
 /// Normal data whose 128-wide groups and rows differ by orders of magnitude, so that no wrong scale can pass.
 pub fn spread(rng: &mut Noise, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
     let magnitude = |rng: &mut Noise| 10f32.powf(rng.uniform() * 3.0 - 1.5);

@@ -18,6 +18,23 @@ pub const VECTOR_PAIR: (Scheme, Scheme) = (VEC, VEC);
 pub const ROW_PAIR: (Scheme, Scheme) = (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
 pub const TENSOR_PAIR: (Scheme, Scheme) = (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3));
 
+/// A long k, and many rows, at the edges of tiles: with the lists of the suites every m, n and k that the issue names.
+pub const LONG_OR_TALL: [[usize; 3]; 13] = [
+    [1, 136, 8192],
+    [63, 120, 8192],
+    [65, 8, 8192],
+    [127, 136, 8192],
+    [129, 120, 8192],
+    [129, 8, 8192],
+    [4097, 8, 8192],
+    [4097, 8, 16],
+    [4097, 120, 112],
+    [4097, 136, 128],
+    [4097, 120, 144],
+    [4097, 136, 144],
+    [4097, 136, 16],
+];
+
 /// A handle on an sm_90.
 pub fn hopper() -> Option<Handle> {
     handle_with(KernelFamily::Sm90)

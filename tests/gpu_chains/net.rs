@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use scaled_gemm::{
-    CapturedGraph, DType, DeviceBuffer, Error, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KeptWeights,
-    KernelFamily, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    CapturedGraph, CodeOrder, DType, DeviceBuffer, Error, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle,
+    KeptWeights, KernelFamily, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
 use tracing::field::{Field, Visit};
 
@@ -82,6 +82,8 @@ pub struct Layer {
 pub enum By {
     /// Our product of few rows, of what the layer before stored.
     SmallM(Scheme),
+    /// The same of codes that are repacked.
+    Repacked(Scheme),
     /// cuBLASLt, of the same, behind a kernel of ours that multiplies alpha by the second level of B.
     Library,
     /// Our product of few rows, of that quantized.
@@ -106,13 +108,16 @@ impl Net {
         let mut made: Vec<Vec<Rc<QuantMatrix>>> = Vec::new();
         for kind in kinds {
             let scheme = match kind {
-                By::SmallM(scheme) | By::Quantized(_, scheme) | By::Native(_, scheme) => *scheme,
+                By::SmallM(scheme) | By::Repacked(scheme) => *scheme,
+                By::Quantized(_, scheme) | By::Native(_, scheme) => *scheme,
                 By::Library => Scheme::Nvfp4,
             };
             let all = (0..matrices).map(|i| {
-                let b = quantized(i, scheme);
-                if *kind == By::Library {
-                    b.keep_dequantized(handle, DType::Bf16).unwrap();
+                let mut b = quantized(i, scheme);
+                match kind {
+                    By::Library => b.keep_dequantized(handle, DType::Bf16).unwrap(),
+                    By::Repacked(_) => b.repack(handle, CodeOrder::Repacked).unwrap(),
+                    _ => {}
                 }
                 Rc::new(b)
             });
@@ -122,7 +127,9 @@ impl Net {
         for i in 0..count {
             let (kind, b) = (kinds[i % kinds.len()], made[i % kinds.len()][i / kinds.len() % matrices].clone());
             let (operand, formulation, kept) = match kind {
-                By::SmallM(_) => (Operand::Plain(DType::Bf16), Formulation::SmallM, KeptWeights::Nothing),
+                By::SmallM(_) | By::Repacked(_) => {
+                    (Operand::Plain(DType::Bf16), Formulation::SmallM, KeptWeights::Nothing)
+                }
                 By::Quantized(a, _) => (a.into(), Formulation::SmallM, KeptWeights::Nothing),
                 By::Native(a, _) => (a.into(), Formulation::Native, KeptWeights::Nothing),
                 By::Library => {
@@ -130,6 +137,7 @@ impl Net {
                 }
             };
             let desc = GemmDesc::new(m, n, n, operand, b.scheme(), DType::Bf16).with_kept(kept);
+            let desc = desc.with_b_order(b.code_order());
             let mut plan = handle.plan_with(&desc, &PlanOptions::default().with_formulation(formulation)).unwrap();
             plan.prepare(handle, &b).unwrap();
             layers.push(Layer { b, plan });

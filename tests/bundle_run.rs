@@ -1,0 +1,190 @@
+//! `scripts/bundle-run.sh`, which runs the suites on a GPU machine, on suites and sanitizers that are scripts: what counts as a failure, and what is said.
+#![cfg(unix)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// An unpacked bundle, of suites that do what is written here.
+struct Bundle(TempDir);
+
+fn executable(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Says under which tool it runs which tests of a suite, and then what the file of this name has; memcheck's summary has no errors where there is none.
+const SANITIZER: &str = r#"#!/bin/sh
+tool=$4 suite=${5#tests/}
+echo "ran $tool $suite"
+shift 7
+echo "ran $tool $suite $*" >>"$REPORTS/ran"
+if [ -f "$REPORTS/$tool-$suite" ]; then cat "$REPORTS/$tool-$suite"; else echo "========= ERROR SUMMARY: 0 errors"; fi
+echo "test result: ok. 1 passed; 0 failed"
+"#;
+
+impl Bundle {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/bundle-run.sh");
+        fs::copy(script, folder.path().join("run.sh")).unwrap();
+        executable(&folder.path().join("bin/compute-sanitizer"), SANITIZER);
+        fs::create_dir_all(folder.path().join("tests")).unwrap();
+        fs::create_dir_all(folder.path().join("reports")).unwrap();
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn suite(&self, name: &str, text: &str) {
+        executable(&self.path("tests").join(name), &format!("#!/bin/sh\n{text}\n"));
+    }
+
+    /// What a tool reports of a suite.
+    fn report(&self, tool: &str, suite: &str, text: &str) {
+        fs::write(self.path("reports").join(format!("{tool}-{suite}")), text).unwrap();
+    }
+
+    /// Whether it succeeds, and what it says.
+    fn run(&self, arguments: &[&str]) -> (bool, String) {
+        let path = std::env::var("PATH").unwrap();
+        let output = Command::new("bash")
+            .arg(self.path("run.sh"))
+            .args(arguments)
+            .env("PATH", format!("{}:{path}", self.path("bin").display()))
+            .env("REPORTS", self.path("reports"))
+            .env("OUT", self.path("out"))
+            .current_dir(self.0.path())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+        (output.status.success(), text)
+    }
+}
+
+/// What racecheck says of two accesses.
+fn race(first: &str, second: &str) -> String {
+    format!(
+        "========= Error: Race reported between Read access at {first}+0x2c70\n\
+         =========     and Write access at {second}+0x1f30 [512 hazards]\n\
+         =========\n========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"
+    )
+}
+
+#[test]
+fn known_races_are_said_and_any_other_counts() {
+    let bundle = Bundle::new();
+    let known = "gemm_fp8_block_256x128";
+    bundle.report("racecheck", "gpu_sm90", &race(known, known));
+    bundle.report(
+        "racecheck",
+        "gpu_sm90_e5m2",
+        &(race("gemm_e5m2_e4m3_block_256x128", "gemm_e5m2_e4m3_block_256x128")
+            + &race("gemm_e4m3_e5m2_block_256x128", "gemm_e4m3_e5m2_block_256x128")),
+    );
+    // Kernels of the library never count.
+    bundle.report("racecheck", "gpu_gemm", &race("sm90_xmma_gemm", "sm90_xmma_gemm"));
+    let (green, text) = bundle.run(&["sanitize", "racecheck"]);
+    assert!(green, "{text}");
+    assert!(text.contains("known   gemm_fp8_block_256x128: 2 lines: arrivals"), "{text}");
+    assert!(text.contains("known   gemm_(e5m2_e4m3|e4m3_e5m2)_block_256x128: 4 lines"), "{text}");
+    assert!(text.contains("GONE    gemm_small_m_(gated_)?block_[0-9]+_two: no report any more"), "{text}");
+    assert!(!text.contains("FAILED"), "{text}");
+    bundle.report("racecheck", "gpu_small_m", &race("gemm_small_m_block_8_two", "gemm_small_m_block_8_two"));
+    bundle.report("racecheck", "gpu_small_m_gated", &race("gemm_small_m_gated_block_32_two", known));
+    let (green, text) = bundle.run(&["sanitize", "racecheck"]);
+    assert!(green && !text.contains("GONE"), "{text}");
+
+    // The same kernel of groups, another, both in one report, and another tool.
+    for (first, second) in [
+        ("gemm_fp8_block_256x128_grouped", "gemm_fp8_block_256x128_grouped"),
+        (known, "gemm_fp8_block_128x128"),
+        ("gemm_small_m_block_8_one_deep", known),
+        ("gemm_fp8_codes_256x128", known),
+    ] {
+        bundle.report("racecheck", "gpu_fused_gemm", &race(first, second));
+        let (green, text) = bundle.run(&["sanitize", "racecheck"]);
+        assert!(!green && text.contains("FAILED  gpu_fused_gemm"), "{text}");
+        assert_eq!(text.matches("FAILED").count(), 1, "{text}");
+        let other = if first == known { second } else { first };
+        assert!(text.lines().any(|line| line.contains(&format!("access at {other}+"))), "{other} is not in {text}");
+    }
+    bundle.report("racecheck", "gpu_fused_gemm", "");
+    bundle.report("synccheck", "gpu_sm90", &race(known, known));
+    let (green, text) = bundle.run(&["sanitize", "racecheck", "synccheck"]);
+    assert!(!green && text.contains("FAILED  gpu_sm90\n"), "{text}");
+}
+
+#[test]
+fn suites_run_under_the_tools_that_look_at_them() {
+    let bundle = Bundle::new();
+    let (green, text) = bundle.run(&["sanitize"]);
+    assert!(green, "{text}");
+    let ran = fs::read_to_string(bundle.path("reports/ran")).unwrap();
+    let of =
+        |tool: &str, suite: &str| ran.lines().filter(|line| line.starts_with(&format!("ran {tool} {suite} "))).count();
+    for suite in ["gpu_sm90_e5m2", "gpu_chains", "gpu_batch_invariant", "gpu_quantize_a"] {
+        let found = ["memcheck", "racecheck", "synccheck", "initcheck"].map(|tool| of(tool, suite));
+        assert_eq!(found, [1; 4], "{suite}\n{ran}");
+    }
+    for suite in ["gpu_two_gpus", "gpu_idle_experts"] {
+        assert_eq!(["memcheck", "racecheck"].map(|tool| of(tool, suite)), [1, 0], "{suite}\n{ran}");
+    }
+    // A suite that ends without a word, and one with an error that names no kernel.
+    for (suite, report) in [("gpu_chains", "========= ERROR SUMMARY: 3 errors\n"), ("gpu_sm90", "")] {
+        bundle.report("memcheck", suite, report);
+        let (green, text) = bundle.run(&["sanitize", "memcheck"]);
+        assert!(!green && text.contains(&format!("FAILED  {suite}\n")), "{text}");
+    }
+    assert!(!bundle.run(&["sanitize", "gpu_sm90"]).0, "a suite is no tool");
+}
+
+#[test]
+fn a_soak_is_of_tests_that_ran() {
+    let bundle = Bundle::new();
+    let passed = |count| {
+        format!("echo \"$* \" \"$SCALED_GEMM_SM\" >>reports-of-tests; echo 'test result: ok. {count} passed; 0 failed'")
+    };
+    bundle.suite("gpu_sm90", &passed(1));
+    bundle.suite("gpu_idle_experts", &passed(0));
+    let (green, text) = bundle.run(&["soak"]);
+    assert!(!green && text.contains("ok      gpu_sm90 a_million_calls"), "{text}");
+    assert!(text.contains("FAILED  gpu_idle_experts groups_without_rows_take_no_time"), "{text}");
+    bundle.suite("gpu_idle_experts", &passed(1));
+    let (green, text) = bundle.run(&["soak"]);
+    assert!(green, "{text}");
+    let asked = fs::read_to_string(bundle.path("reports-of-tests")).unwrap();
+    assert!(asked.contains("--ignored --nocapture a_million_calls"), "{asked}");
+}
+
+/// Those of 80 and of 89, and a failure of either counts.
+#[test]
+fn the_portable_variant_is_asked_for() {
+    let bundle = Bundle::new();
+    for suite in ["gpu_small_m_e2m1", "gpu_small_m_e4m3", "gpu_cast", "gpu_mxfp4"] {
+        bundle.suite(suite, &format!("echo {suite} $SCALED_GEMM_SM >>asked; echo 'test result: ok. 1 passed'"));
+    }
+    let (green, text) = bundle.run(&["portable"]);
+    assert!(green, "{text}");
+    let asked = fs::read_to_string(bundle.path("asked")).unwrap();
+    let mut asked: Vec<&str> = asked.lines().collect();
+    asked.sort_unstable();
+    let want = [
+        "gpu_cast 80",
+        "gpu_mxfp4 80",
+        "gpu_small_m_e2m1 80",
+        "gpu_small_m_e2m1 89",
+        "gpu_small_m_e4m3 80",
+        "gpu_small_m_e4m3 89",
+    ];
+    assert_eq!(asked, want);
+    bundle.suite("gpu_small_m_e4m3", "[ $SCALED_GEMM_SM = 80 ]");
+    let (green, text) = bundle.run(&["portable"]);
+    assert!(!green && text.matches("FAILED").count() == 1, "{text}");
+}

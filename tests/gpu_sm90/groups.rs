@@ -1,0 +1,118 @@
+//! Groups of the product for sm_90: between guards, and what is refused.
+
+use scaled_gemm::{Activation, VecRef};
+
+use super::*;
+use crate::guarded::{Arena, gathered_bytes, places_of_rows};
+
+/// A, B, a bias, where groups lie and D in one allocation, 0xFF between them and in what is of no group: the bits of operands apart, and only rows of groups are written.
+#[test]
+fn groups_between_guards() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(159);
+    let (m, n, k, gap) = (401, 128, 400, 8);
+    let places = [(0, 63), (64, 0), (64, 1), (128, 130), (260, 141)];
+    let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
+    let bias = bytes_of(DType::Bf16, &(0..places.len() * n).map(|_| rng.normal()).collect::<Vec<_>>());
+    for (schemes, out) in [((VEC, BLK), DType::Bf16), (ROW_PAIR, DType::F32), (TENSOR_PAIR, DType::F16)] {
+        let mut of = Groups::of(&handle, &mut rng, [m, n, k], places.len(), out, schemes);
+        of.poison_gaps(&handle, &places);
+        let (row, pitch) = (n * out.bytes(), (n + gap) * out.bytes());
+        let d_bytes = m * pitch - gap * out.bytes();
+        for config in of_groups() {
+            let call = |a: &QuantMatrix, b: &QuantMatrix, d: MatMut<'_>, rows: GroupedRows<'_>, bias: VecRef<'_>| {
+                let args = GroupedGemmArgs::new(a, b, places.len(), rows, d.with_row_stride(n + gap).unwrap());
+                handle.grouped_gemm(args.alpha(0.5).bias(bias).activation(Activation::Silu).config(config)).unwrap();
+            };
+            let count = places.len() * n;
+            let mut apart = handle.upload(&vec![0xFFu8; d_bytes]).unwrap();
+            {
+                let [starts, counts] = [&starts, &counts].map(|of| handle.upload(of).unwrap());
+                let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+                let bias = handle.upload(&bias).unwrap();
+                let bias = VecRef::new(&bias, DType::Bf16, count).unwrap();
+                call(&of.a, &of.b, MatMut::new(&mut apart, out, m, n).unwrap(), rows, bias);
+            }
+            let apart = handle.read_bytes(&apart.view()).unwrap();
+            let mut arena = Arena::new(&handle, 4 << 20);
+            let mut d = arena.place(&handle, &vec![0xFF; d_bytes], 16);
+            let at = arena.last().start;
+            let [a, b] = [&of.host_a, &of.host_b].map(|host| arena.matrix(&handle, host));
+            let [starts, counts] = [&starts, &counts].map(|of| arena.numbers(&handle, of));
+            let bias = arena.place(&handle, &bias, 2);
+            let written: Vec<_> = places
+                .iter()
+                .flat_map(|(start, rows)| places_of_rows(at + *start as usize * pitch, *rows as usize, row, pitch))
+                .collect();
+            let before = arena.ready(&handle);
+            let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+            let bias = VecRef::new(&bias, DType::Bf16, count).unwrap();
+            call(&a, &b, MatMut::new(&mut d, out, m, n).unwrap(), rows, bias);
+            let words = format!("{config}, {schemes:?}");
+            let after = arena.read_behind(&handle, &before, &written, &words);
+            assert!(after[at..at + d_bytes] == apart, "other bits than of operands apart: {words}");
+            assert!(gathered_bytes(&after, &written).iter().any(|byte| *byte != 0xFF), "{words}");
+        }
+    }
+}
+
+#[test]
+fn grouped_refusals_name_operand_numbers_and_rule() {
+    let Some(handle) = hopper() else { return };
+    let zeros = |scheme, rows, cols| QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap();
+    let mut buffer = poisoned(&handle, 1 << 20);
+    let counts = numbers(&handle, &[1, 1]);
+    let mut call =
+        |a: (Scheme, usize, usize), b: (Scheme, usize, usize), slot_rows: usize, d: (DType, usize, usize)| {
+            let (a, b) = (zeros(a.0, a.1, a.2), zeros(b.0, b.1, b.2));
+            let rows = GroupedRows::Masked { slot_rows, counts: (&counts).into() };
+            let d = MatMut::new(&mut buffer, d.0, d.1, d.2).unwrap();
+            handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d))
+        };
+    let bf16 = DType::Bf16;
+    call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 256, 128)).unwrap();
+    // Of block scales on both sides small slots are rows of one launch; of these there is no kernel.
+    let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+    refused(
+        call((wide, 256, 128), (BLK, 256, 128), 4, (bf16, 256, 128)),
+        &[
+            "fp8-1x128:e5m2 x fp8-128x128:e4m3",
+            "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3",
+            "slots of 4 rows",
+            "one by one",
+        ],
+    );
+    refused(call((VEC, 256, 128), (BLK, 384, 128), 128, (bf16, 256, 128)), &["B: 384 x 128", "2 * 128 x 128"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 256), 128, (bf16, 256, 128)), &["B: 256 x 256", "A's 128 columns"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 128, 128)), &["D: 128 x 128", "A's 256 rows"]);
+    refused(
+        call((VEC, 256, 128), (BLK, 256, 128), 128, (DType::E4M3, 256, 128)),
+        &["D", "e4m3", "is not bf16, f16 or f32"],
+    );
+    refused(call((VEC, 256, 128), (BLK, 272, 128), 128, (bf16, 256, 136)), &["D: 256 x 136", "multiple of 128"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 128), 256, (bf16, 256, 128)), &["256 rows for 2 slots of 256"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 128), 30, (bf16, 256, 128)), &["2 slots of 30", "multiple of 4"]);
+    let (a, b, one) = (zeros(VEC, 256, 128), zeros(BLK, 256, 128), numbers(&handle, &[1]));
+    let rows = GroupedRows::Masked { slot_rows: 128, counts: (&one).into() };
+    let d = MatMut::new(&mut buffer, bf16, 256, 128).unwrap();
+    refused(
+        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d)),
+        &["counts of groups: 8 bytes", "at least 16"],
+    );
+    // Configurations that divide k, in both places where one is chosen.
+    for config in Sm90Config::ALL.into_iter().filter(|config| config.k_parts() > 1) {
+        let name = config.to_string();
+        let words = [&name[..], "of a product of groups", "groups have any number of tiles", "without -k in its name"];
+        let two = numbers(&handle, &[1, 1]);
+        for schemes in [(VEC, BLK), ROW_PAIR, TENSOR_PAIR] {
+            let (a, b) = (zeros(schemes.0, 256, 128), zeros(schemes.1, 256, 128));
+            let mut asked = |explains: bool| {
+                let rows = GroupedRows::Masked { slot_rows: 128, counts: (&two).into() };
+                let d = MatMut::new(&mut buffer, bf16, 256, 128).unwrap();
+                let mut args = GroupedGemmArgs::new(&a, &b, 2, rows, d).config(config);
+                if explains { args.explain(&handle).map(drop) } else { handle.grouped_gemm(args) }
+            };
+            [true, false].into_iter().for_each(|explains| drop(refused(asked(explains), &words)));
+        }
+    }
+}
