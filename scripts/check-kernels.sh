@@ -18,7 +18,9 @@ export NVCC_APPEND_FLAGS="-Xptxas --warn-on-spills"
 unset SCALED_GEMM_GPUS
 messages=$(cargo build --quiet --package scaled-gemm --lib --message-format=json-render-diagnostics)
 python3 - <(printf '%s\n' "$messages") <<'PY'
+import concurrent.futures
 import json
+import multiprocessing
 import os
 import pathlib
 import re
@@ -59,12 +61,12 @@ def contents(image):
 LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight|sixteen|narrow) ")
 
 
-def overtaken(listing):
+def overtaken(lines):
     """Products with two vectors of scales in which an arrival at a barrier of the block does not wait for loads of pairs (scales of B) that were issued before it: those whose scoreboard nobody has
     waited for since. Of each instruction's second word the upper bits are the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
     found, arrivals, function, words = set(), {}, None, None
-    for line in listing.splitlines():
-        if name := re.match(r"\s+Function : (\S+)", line):
+    for line in lines:
+        if name := FUNCTION.match(line):
             function, waited_for, loose = name[1], {}, False
         elif first := re.match(r"\s*/\*[0-9a-f]{4,5}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
             words = first[1].split()
@@ -73,7 +75,7 @@ def overtaken(listing):
             sets, waits = control >> 5 & 7, control >> 11 & 63
             waited_for = {board: pair for board, pair in waited_for.items() if not waits >> board & 1}
             name = next(word for word in words if not word.startswith("@"))
-            if "_vector_" in function and name.startswith("SYNCS.ARRIVE") and "A1T0" in name:
+            if name.startswith("SYNCS.ARRIVE") and "A1T0" in name:
                 arrivals[function] = arrivals.get(function, 0) + 1
                 if loose or any(waited_for.values()):
                     found.add(function)
@@ -86,26 +88,37 @@ def overtaken(listing):
     return found, arrivals
 
 
+FUNCTION = re.compile(r"\s+Function : (\S+)")
+MACHINE = re.compile(r"arch = sm_(\d+)|\s*code for sm_(\d+)")
+NARROW = re.compile(r"\bV?HMNMX2?\b")
+ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b")
+
+
 def faults(image):
-    """Functions of machine code by GPU, those of them with a maximum of two 16-bit floats, and those that touch memory before they wait."""
-    listing = subprocess.run(["cuobjdump", "-sass", image], check=True, capture_output=True, text=True).stdout
-    gpu, function, functions, narrow, early, waited = None, None, {}, set(), set(), False
-    for line in listing.splitlines():
+    """Functions of machine code by GPU, those of them with a maximum of two 16-bit floats, and those that touch memory before they wait; and what is overtaken."""
+    gpu, function, functions, narrow, early, waited, vector, vectors = None, None, {}, set(), set(), False, False, []
+    disassembler = subprocess.Popen(["cuobjdump", "-sass", image], stdout=subprocess.PIPE, text=True)
+    # Millions of lines: an expression is asked of those alone that have the word.
+    for line in disassembler.stdout:
         # An image of several GPUs says the one; that of one alone the other.
-        if found := re.match(r"arch = sm_(\d+)|\s*code for sm_(\d+)", line):
+        if "sm_" in line and (found := MACHINE.match(line)):
             gpu = int(found[1] or found[2])
-        elif found := re.match(r"\s+Function : (\S+)", line):
+        elif "Function : " in line and (found := FUNCTION.match(line)):
             function = f"{found[1]} for sm_{gpu}"
             functions.setdefault(gpu, []).append(found[1])
-            waited = gpu < 90
-        elif re.search(r"\bV?HMNMX2?\b", line):
+            waited, vector = gpu < 90, "_vector_" in found[1]
+        elif "HMNMX" in line and NARROW.search(line):
             narrow.add(function)
         elif "ACQBULK" in line:
             waited = True
-        elif not waited and (access := re.search(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b", line)):
+        elif not waited and (access := ACCESS.search(line)):
             if not (LINK.match(function) and access[1] in ("LDG", "LDGSTS")):
                 early.add(function)
-    return functions, narrow, early, *(overtaken(listing) if "_vector_" in listing else (set(), {}))
+        if vector:
+            vectors.append(line)
+    if disassembler.wait() != 0:
+        raise subprocess.CalledProcessError(disassembler.returncode, disassembler.args)
+    return functions, narrow, early, *overtaken(vectors)
 
 
 # That a maximum of packed 16-bit floats is found where there is one, on every GPU, and what comes before a wait: of links what they store.
@@ -161,41 +174,54 @@ ARRIVES(control_vector_waits, threadIdx.x == (v.x == 1.0f))
 EARLY = {
     "largest_bf16", "largest_f16", "hasty", "gemm_small_m_fp8_bf16_8_tile_e4m3", "gemm_small_m_end_of_chain", "gemm_small_m_block_8_two",
 }
+
+
+def control(source, gpu):
+    """What `faults` finds in CONTROL, compiled for a GPU."""
+    image = source.with_name(f"{gpu}.cubin")
+    subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", f"-arch={gpu}", "-cubin", "-o", image, source], check=True)
+    return faults(image)
+
+
 failed = False
-with tempfile.TemporaryDirectory() as folder:
+sources = sorted(pathlib.Path("kernels").glob("*/*.cu"))
+images = {source: out / source.relative_to("kernels").with_suffix(".fatbin") for source in sources}
+images = {source: image for source, image in images.items() if image.exists() and image.stat().st_size > 0}
+# By all cores, the longest first. All is asked for before the first line is printed: processes that begin later would print it once more.
+with tempfile.TemporaryDirectory() as folder, concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
     source = pathlib.Path(folder) / "control.cu"
     source.write_text(CONTROL)
-    for gpu in sorted(set(re.findall(r'"(sm_\d+a?)"', pathlib.Path("build.rs").read_text()))):
-        image = source.with_name(f"{gpu}.cubin")
-        subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", f"-arch={gpu}", "-cubin", "-o", image, source], check=True)
-        functions, narrow, early, hasty, arrivals = faults(image)
+    controls = {gpu: pool.submit(control, source, gpu) for gpu in sorted(set(re.findall(r'"(sm_\d+a?)"', pathlib.Path("build.rs").read_text())))}
+    found = {source: pool.submit(faults, image) for source, image in sorted(images.items(), key=lambda of: -of[1].stat().st_size)}
+    for gpu, job in controls.items():
+        functions, narrow, early, hasty, arrivals = job.result()
         if gpu.startswith("sm_90") and (hasty != {"control_vector_overtaken"} or len(arrivals) != 2):
             print(f"{gpu}: arrivals that overtake loads were found in {sorted(hasty)} of {sorted(arrivals)}: this check sees nothing there")
             failed = True
-        found = {name.split()[0] for name in narrow}
-        if found != {"largest_bf16", "largest_f16"}:
-            print(f"{gpu}: the maximum of packed 16-bit floats was found in {sorted(found)} of largest_bf16 and largest_f16: this check sees nothing there")
+        of_two = {name.split()[0] for name in narrow}
+        if of_two != {"largest_bf16", "largest_f16"}:
+            print(f"{gpu}: the maximum of packed 16-bit floats was found in {sorted(of_two)} of largest_bf16 and largest_f16: this check sees nothing there")
             failed = True
         if int(re.search(r"\d+", gpu)[0]) >= 90 and {name.split()[0] for name in early} != EARLY:
             print(f"{gpu}: what touches memory before it waits was not found: {sorted(early)}, for {sorted(EARLY)}")
             failed = True
 
-for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
-    image = out / source.relative_to("kernels").with_suffix(".fatbin")
-    if not image.exists() or image.stat().st_size == 0:
+for source in sources:
+    if source not in images:
         print(f"{source}: no image")
         failed = True
         continue
     first, last = table[str(source.relative_to("kernels").with_suffix(""))]
     wanted = {gpu for gpu in targets if gpu >= first and (last == LATER or gpu <= last)}
-    entries = list(contents(image.read_bytes()))
+    image = images[source].read_bytes()
+    entries = list(contents(image))
     code = {gpu for kind, gpu in entries if kind == MACHINE_CODE}
     ptx = [gpu for kind, gpu in entries if kind == PTX]
     good = code == wanted and bool(ptx) == (last == LATER) and all(gpu >= 90 for gpu in ptx)
     names = " ".join(f"sm_{gpu}" for gpu in sorted(code)) + "".join(f" + PTX {gpu}" for gpu in ptx)
-    print(f"{source}: {image.stat().st_size} bytes, {names}" + ("" if good else f"; wanted {sorted(wanted)}" + " and PTX for 90 or above" * (last == LATER)))
+    print(f"{source}: {len(image)} bytes, {names}" + ("" if good else f"; wanted {sorted(wanted)}" + " and PTX for 90 or above" * (last == LATER)))
     failed = failed or not good
-    functions, narrow, early, hasty, arrivals = faults(image)
+    functions, narrow, early, hasty, arrivals = found[source].result()
     # Each of them has math warps that give stages back.
     silent = {name for names in functions.values() for name in names if "_vector_" in name and name not in arrivals}
     for name in sorted(hasty | silent):

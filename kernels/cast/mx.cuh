@@ -2,6 +2,7 @@
 // Mirror of src/format/mx.rs and src/reference/mx.rs.
 #pragma once
 #include "base/e2m1.cuh"
+#include "cast/dequantize_blocks.cuh"
 #include "cast/tile.cuh"
 
 // Rules for the scale byte, as the kernels receive them (src/gpu/kernels/mx.rs).
@@ -172,34 +173,12 @@ __device__ __forceinline__ void decode_scaled(u32 format, uint2 codes, float sca
 }
 __device__ __forceinline__ void decode_scaled(u32, u32 codes, float scale, float (&v)[8]) { decode_word(codes, scale, v); }
 
-// y = round(fl(code * 2^(byte - 127))), CODES being eight codes: uint2 of FP8, u32 of E2M1. A thread takes eight columns of the eight rows whose block scales share a sector, so that a
-// block of threads writes long stretches of one row after the other and reads each sector of scales once.
+// y = round(fl(code * 2^(byte - 127))), CODES being eight codes: uint2 of FP8, u32 of E2M1.
 template <class T, bool ALIGNED, class CODES>
 __device__ __forceinline__ void dequantize_mx(const u8* codes, const u8* block_scales, u32 rows, u32 cols, u32 format, T* y, u64 y_stride) {
-    constexpr int AT_ONCE = 8;
-    const u32 pair = blockIdx.y % 16, blocks = (cols + 31) / 32;
-    const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    if (col >= cols) return;
-    for (u32 tile = blockIdx.y / 16; tile * 128ull < rows; tile += gridDim.y / 16) {
-        const SectorScales sector = load_sector(block_scales, blocks, tile, pair, col / 32);
-        const u64 first = tile * 128ull + pair * 2;
-#pragma unroll
-        for (int j0 = 0; j0 < 8; j0 += AT_ONCE) {
-            CODES c[AT_ONCE];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-                const u64 row = first + sector_row(j0 + j);
-                if (row < rows) c[j] = __ldg((const CODES*)(codes + (row * cols + col) / (8 / sizeof(CODES))));
-            }
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-                const u64 row = first + sector_row(j0 + j);
-                if (row >= rows) continue;
-                const float scale = mx_scale(sector_scale(sector, j0 + j, col / 32));
-                float v[8];
-                decode_scaled(format, c[j], scale, v);
-                store<ALIGNED>(y + row * y_stride + col, v);
-            }
-        }
-    }
+    const auto load = [&](CODES& c, u64 row, u32 col, bool inside) {
+        if (inside) c = __ldg((const CODES*)(codes + (row * cols + col) / (8 / sizeof(CODES))));
+    };
+    const auto decode = [&](CODES c, u32 byte, float (&v)[8]) { decode_scaled(format, c, mx_scale(byte), v); };
+    dequantize_blocks<32, ALIGNED, CODES>(block_scales, rows, cols, (cols + 31) / 32, y, y_stride, load, decode);
 }

@@ -1,6 +1,7 @@
 // NVFP4 along rows: with a given second level, with one of each row, and back to plain numbers.
 // Transposes, 16x16 tiles and what goes with them are in nvfp4_tile.cu.
 #include "base/repacked.cuh"
+#include "cast/dequantize_blocks.cuh"
 #include "cast/nvfp4_rows.cuh"
 
 // A warp takes eight rows by four blocks at a time: two neighbouring rows and those 32, 64 and 96 further, whose 32 block scales
@@ -285,40 +286,21 @@ template <bool REPACKED> __device__ __forceinline__ u32 load_codes(const u8* cod
     return published_word(half, half ? block.y : block.x, shared_word(block.x, block.y));
 }
 
-// y = round(fl(code * fl(s * scale))). A thread takes eight columns of the eight rows whose block scales share a sector, so that a
-// block of threads writes long stretches of one row after the other and reads each sector of scales once.
+// y = round(fl(code * fl(s * scale))).
 template <class T, bool ALIGNED, bool REPACKED>
 __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scales, const float* scales, u32 scale_step, u32 rows, u32 cols, T* y, u64 y_stride) {
-    constexpr int AT_ONCE = 8;
-    const u32 pair = blockIdx.y % 16, blocks = cols / 16;
-    const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    if (col >= cols) return;
-    for (u32 tile = blockIdx.y / 16; tile * 128ull < rows; tile += gridDim.y / 16) {
-        const SectorScales sector = load_sector(block_scales, blocks, tile, pair, col / 16);
-        const u64 first = tile * 128ull + pair * 2;
-#pragma unroll
-        for (int j0 = 0; j0 < 8; j0 += AT_ONCE) {
-            // Loads alone in this loop: anything else under its condition would keep them from being on the way together.
-            u32 packed[AT_ONCE];
-            float of_row[AT_ONCE];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-                const u64 row = first + sector_row(j0 + j);
-                if (row < rows) packed[j] = load_codes<REPACKED>(codes, row, col, cols);
-                of_row[j] = 1.0f;
-                if (scales && row < rows) of_row[j] = __ldg(scales + row * scale_step);
-            }
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-                const u64 row = first + sector_row(j0 + j);
-                if (row >= rows) continue;
-                const float f = __fmul_rn(ue4m3_value(sector_scale(sector, j0 + j, col / 16) & 0x7F), of_row[j]);
-                float v[8];
-                decode_word(packed[j], f, v);
-                store<ALIGNED>(y + row * y_stride + col, v);
-            }
-        }
-    }
+    struct Loaded {
+        u32 codes;
+        float scale;
+    };
+    // Loads alone: anything else under their condition would keep those of all rows from being on the way together.
+    const auto load = [&](Loaded& at, u64 row, u32 col, bool inside) {
+        if (inside) at.codes = load_codes<REPACKED>(codes, row, col, cols);
+        at.scale = 1.0f;
+        if (scales && inside) at.scale = __ldg(scales + row * scale_step);
+    };
+    const auto decode = [](const Loaded& at, u32 byte, float (&v)[8]) { decode_word(at.codes, __fmul_rn(ue4m3_value(byte & 0x7F), at.scale), v); };
+    dequantize_blocks<16, ALIGNED, Loaded>(block_scales, rows, cols, cols / 16, y, y_stride, load, decode);
 }
 
 #define DEQUANTIZE_NVFP4(name, T, ALIGNED, NAME, REPACKED)                                                                       \

@@ -2,12 +2,8 @@
 #include "gemm/small_m_tile.cuh"
 
 #define SMALL_M(block, PAIRS, PARTS, STAGES, FEW, MORE)                                                                          \
-    SMALL_M_KERNEL(nvfp4, NVFP4, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                \
-    SMALL_M_KERNEL(nvfp4, NVFP4, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)                                              \
-    SMALL_M_KERNEL(nvfp4, NVFP4, f16, F16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                  \
-    SMALL_M_KERNEL(nvfp4, NVFP4, f16, F16, 16, block, PAIRS, PARTS, STAGES, MORE)                                                \
-    SMALL_M_KERNEL(mxfp4, MXFP4, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                                                \
-    SMALL_M_KERNEL(mxfp4, MXFP4, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)
+    EACH_E2M1_WEIGHTS(SMALL_M_KERNEL, 8, block, PAIRS, PARTS, STAGES, FEW)                                                       \
+    EACH_E2M1_WEIGHTS(SMALL_M_KERNEL, 16, block, PAIRS, PARTS, STAGES, MORE)
 
 // name, times 16 rows, warps, stages, blocks on a multiprocessor with at most 8 rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels.
 SMALL_M(four, 2, 4, 2, 6, 4)

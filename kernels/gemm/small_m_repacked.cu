@@ -2,10 +2,8 @@
 #include "gemm/small_m_tile.cuh"
 
 #define SMALL_M(block, PAIRS, PARTS, STAGES, FEW, MORE)                                                                          \
-    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, bf16, Bf16, 8, block, PAIRS, PARTS, STAGES, FEW)                              \
-    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, bf16, Bf16, 16, block, PAIRS, PARTS, STAGES, MORE)                            \
-    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, f16, F16, 8, block, PAIRS, PARTS, STAGES, FEW)                                \
-    SMALL_M_KERNEL(nvfp4_repacked, NVFP4_REPACKED, f16, F16, 16, block, PAIRS, PARTS, STAGES, MORE)
+    EACH_REPACKED_WEIGHTS(SMALL_M_KERNEL, 8, block, PAIRS, PARTS, STAGES, FEW)                                                   \
+    EACH_REPACKED_WEIGHTS(SMALL_M_KERNEL, 16, block, PAIRS, PARTS, STAGES, MORE)
 
 // One step on its way is best in all blocks, and A is read when what was multiplied by it is no longer needed: fewer operations decode a step, and wait for the next one sooner
 // (H200, 2026-11, the record of repacked codes).

@@ -83,7 +83,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 41] = [
+const HEADERS: [(&str, &str); 42] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -104,6 +104,7 @@ const HEADERS: [(&str, &str); 41] = [
     ("cast/cast_tile.cuh", include_str!("../../../kernels/cast/cast_tile.cuh")),
     ("fused/produced.cuh", include_str!("../../../kernels/fused/produced.cuh")),
     ("cast/dequantize.cuh", include_str!("../../../kernels/cast/dequantize.cuh")),
+    ("cast/dequantize_blocks.cuh", include_str!("../../../kernels/cast/dequantize_blocks.cuh")),
     ("cast/mx.cuh", include_str!("../../../kernels/cast/mx.cuh")),
     ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),
     ("cast/nvfp4_rows.cuh", include_str!("../../../kernels/cast/nvfp4_rows.cuh")),

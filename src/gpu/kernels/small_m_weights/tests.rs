@@ -43,27 +43,33 @@ fn the_kernels_are_those_of_the_table() {
     for (source, block) in [(E2M1, SmallMBlock::Tile), (REPACKED, SmallMBlock::Tile), (E4M3, SmallMBlock::TileE4m3)] {
         assert_eq!(rows(source, "SMALL_M_TILES"), tiles(block));
     }
-    let (mut few, mut tiled) = (0, 0);
+    // Each has its row in the list of its file.
+    let mut listed = 0;
     for (weights, a_type) in SmallMWeights::served() {
-        let e2m1 = weights.operands() == SmallMOperands::E2m1Weights;
+        let list = match weights.operands() {
+            _ if weights == SmallMWeights::Nvfp4Repacked => "REPACKED",
+            SmallMOperands::E2m1Weights => "E2M1",
+            _ => "E4M3",
+        };
+        let rows = TILE.split("#define EACH_").find(|rows| rows.starts_with(list)).unwrap();
         let scales = weights.name();
         let number = if a_type == DType::F16 { "F16" } else { "Bf16" };
         let row = format!("KERNEL({scales}, {}, {a_type}, {number}, __VA_ARGS__)", scales.to_uppercase());
-        assert!(TILE.contains(&row), "{row}");
-        tiled += 1;
-        for tokens in SmallMBlock::Four.widths().iter().filter(|_| e2m1) {
-            let source = if weights == SmallMWeights::Nvfp4Repacked { REPACKED } else { E2M1 };
-            let of = format!("{scales}, {}, {a_type}, {number}", scales.to_uppercase());
-            let row = format!("SMALL_M_KERNEL({of}, {tokens}, block, PAIRS, ");
-            assert!(source.contains(&row), "{row}");
-            few += 1;
-        }
+        assert!(rows.contains(&row), "{list}: {row}");
+        listed += 1;
     }
-    // And their definitions.
-    assert_eq!([E2M1, REPACKED].map(|source| source.matches("SMALL_M_KERNEL(").count()).iter().sum::<usize>(), few);
-    assert_eq!(TILE.matches("    KERNEL(").count(), tiled);
-    for (source, weights) in [(E2M1, "E2M1"), (REPACKED, "REPACKED"), (E4M3, "E4M3")] {
-        assert!(source.contains(&format!("EACH_{weights}_WEIGHTS(SMALL_M_TILE_KERNEL, __VA_ARGS__)")));
+    assert_eq!(TILE.matches("    KERNEL(").count(), listed);
+    // And the files make kernels of all of their list.
+    for (source, list) in [(E2M1, "E2M1"), (REPACKED, "REPACKED"), (E4M3, "E4M3")] {
+        assert!(source.contains(&format!("EACH_{list}_WEIGHTS(SMALL_M_TILE_KERNEL, __VA_ARGS__)")), "{list}");
+    }
+    let widths = SmallMBlock::Four.widths();
+    for (source, list) in [(E2M1, "E2M1"), (REPACKED, "REPACKED")] {
+        for (tokens, blocks) in widths.iter().zip(["FEW", "MORE"]) {
+            let of = format!("SMALL_M_KERNEL, {tokens}, block, PAIRS, PARTS, STAGES, {blocks}");
+            assert!(source.contains(&format!("EACH_{list}_WEIGHTS({of})")), "{list}: {of}");
+        }
+        assert_eq!(source.matches("SMALL_M_KERNEL").count(), widths.len(), "{list}");
     }
     assert_eq!(name(SmallMBlock::Eight, 16, (SmallMWeights::Mxfp4, DType::Bf16)), "gemm_small_m_mxfp4_bf16_16_eight");
     assert_eq!(name(SmallMBlock::Tile, 48, (SmallMWeights::Nvfp4, DType::F16)), "gemm_small_m_nvfp4_f16_48_tile");
