@@ -2,12 +2,12 @@
 
 use super::Kernels;
 use super::cast_call::check_apart;
-use super::fp8::ScaleRule;
 use super::grouped_forward::{Forward, GroupedForward, SECOND_INPUT, SECOND_OFFSETS, check_buffer, is_buffer_aligned};
 use super::grouped_members::{FEW, GroupedMembers, Members};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, check_floats, format_code};
+use super::scale_rule::ScaleRule;
 use crate::error::Result;
 use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, GroupedScales};
 use crate::gpu::device::memory::Span;

@@ -7,9 +7,9 @@ use cudarc::driver::sys::CUtensorMap;
 
 use super::Kernels;
 use super::epilogue::{activation_code, wide_code};
-use super::fp8::ScaleRule;
 use super::launch::{Blocks, enqueue};
 use super::operand::{address, check_aligned, check_bytes, extent};
+use super::scale_rule::ScaleRule;
 use super::sm90_config::{E4M3_PAIR, Kind, Sm90Config, Sm90Tile};
 use super::sm90_groups::{Sm90Along, Sm90Groups, Sm90Rows};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
