@@ -101,7 +101,7 @@ fn four_over_six_of_rows() -> Vec<Recipe> {
     four_over_six().into_iter().filter(|recipe| recipe.scheme() == Scheme::Nvfp4Row).collect()
 }
 
-/// Just enough rows for the kernels of many (`RowLaunch` in src/gpu/kernels/nvfp4.rs), in one direction, for runs under a sanitizer.
+/// Just enough rows for the kernels of many (`RowLaunch` in src/gpu/kernels/nvfp4_row_launch.rs), in one direction, for runs under a sanitizer.
 #[test]
 fn each_kernel_once_of_many_rows() {
     let Some(handle) = handle() else { return };

@@ -14,7 +14,7 @@ fn recipes() -> Vec<Recipe> {
     four_over_six().into_iter().filter(|recipe| recipe.scheme() == Scheme::Nvfp4Row).collect()
 }
 
-/// So many rows that each thread takes two blocks of 16 with strict errors (`RowKernel::Most` in src/gpu/kernels/nvfp4.rs): the same 512 rows again and again.
+/// So many rows that each thread takes two blocks of 16 with strict errors (`RowKernel::Most` in src/gpu/kernels/nvfp4_row_launch.rs): the same 512 rows again and again.
 #[test]
 fn most_rows_of_strict_four_over_six() {
     let Some(handle) = handle() else { return };

@@ -85,7 +85,7 @@ __device__ __forceinline__ void quantize_tensor_once(const T* x, u32 vectors, co
     }
 }
 
-// Two blocks of a multiprocessor always fit, of which src/gpu/kernels/fp8.rs asks for half: other streams' kernels have the rest. The fewer
+// Two blocks of a multiprocessor always fit, of which src/gpu/kernels/fp8_tensor_once.rs asks for half: other streams' kernels have the rest. The fewer
 // instructions, the fewer are fetched from memory: with rows of any stride, and both meetings in one kernel, 128 x 7168 took 0.6 us longer (measured: H200, 2026-11).
 #define QUANTIZE_TENSOR_ONCE(name, T, ALIGNED, IN, IN_CLUSTER)                                                            \
     extern "C" __global__ void __launch_bounds__(512, 2) quantize_fp8_tensor_in_##IN##_##name(                            \

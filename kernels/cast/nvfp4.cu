@@ -253,7 +253,7 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, long, 0)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 2)
 
 // 4over6 of many rows that are not too long: with fewer registers more rows fit, on sm_90 worth 4 to 16 % (observed: H200, 2026-11). Two blocks of 16 in each
-// thread where errors are compared fast, one where they are strict, as src/gpu/kernels/nvfp4.rs has it. On sm_80 strict ones spilled with two.
+// thread where errors are compared fast, one where they are strict, as src/gpu/kernels/nvfp4_row_launch.rs has it. On sm_80 strict ones spilled with two.
 #define FAST_ROWS 3
 #if __CUDA_ARCH__ == 800
 #define STRICT_ROWS 1

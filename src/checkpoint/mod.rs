@@ -63,6 +63,7 @@ mod parts;
 mod plain_rows;
 mod quantized;
 mod reader;
+mod reading;
 mod recipe;
 mod source;
 mod unfinished;

@@ -1,30 +1,19 @@
-//! Launches for FP8 with FP32 scales: `kernels/cast/fp8_*.cu`.
+//! Launches for FP8 with FP32 scales: `kernels/cast/fp8_*.cu`, but for those of `fp8_tensor_once` and `fp8_tiles`.
 
 use super::Kernels;
 use super::launch::{Blocks, ByInput, GRID_Y, THREADS, enqueue, enqueue_cast};
-use super::linear::check_column_sums;
 use super::module::Modules;
 use super::operand::{
     Factor, Input, Output, address, check_aligned, check_bytes, check_floats, check_output, extent, format_code,
     is_aligned,
 };
+use super::scale_rule::ScaleRule;
 use super::small_m_config::{SmallMOperands, most_rows};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
-use crate::format::pair::K_MULTIPLE;
-use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, Scheme};
+use crate::format::{DType, Fp8Format, Fp8Recipe, Scheme};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
-
-/// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/cast/tile.cuh`.
-const STRIP: usize = 2;
-
-/// Elements that a thread of `quantize_fp8_tensor_in_*` takes at the most, its threads in a block, and the blocks of its cluster, as
-/// `kernels/cast/fp8_tensor_once.cu` has them. Of a grid there is a block for each multiprocessor at the most, half of what always fits: a
-/// kernel of another stream that stays, and waits for this one, leaves it room.
-const ONCE_HELD: usize = 32;
-const ONCE_THREADS: usize = 512;
-const ONCE_CLUSTER: usize = 8;
 
 /// The kernels of the family.
 pub(super) struct Fp8Kernels {
@@ -32,20 +21,20 @@ pub(super) struct Fp8Kernels {
     /// For one and two vectors of eight elements in each thread.
     quantize_tensor: [ByInput; 2],
     /// Amax and cast in one launch, in a grid and in one cluster.
-    quantize_tensor_once: [ByInput; 2],
-    quantize_tensor_transposed: ByInput,
+    pub(super) quantize_tensor_once: [ByInput; 2],
+    pub(super) quantize_tensor_transposed: ByInput,
     /// In the order of [`ScaleLayout`]: one scale, one a row, 1x128, 128x128.
     dequantize: [ByInput; 4],
     /// For 0 (row read twice), 1, 2, 4 and 8 vectors of eight elements in each thread.
     quantize_row: [ByInput; 5],
-    amax_row_column: ByInput,
-    quantize_row_transposed: ByInput,
+    pub(super) amax_row_column: ByInput,
+    pub(super) quantize_row_transposed: ByInput,
     /// For small matrices, then for one and two groups of each row in each warp.
     quantize_1x128: [ByInput; 3],
-    quantize_1x128_transposed: ByInput,
+    pub(super) quantize_1x128_transposed: ByInput,
     /// For 2 and 4 rows in each thread.
     quantize_128x128: [ByInput; 2],
-    quantize_128x128_transposed: ByInput,
+    pub(super) quantize_128x128_transposed: ByInput,
 }
 
 impl Fp8Kernels {
@@ -85,79 +74,6 @@ impl Fp8Kernels {
             quantize_128x128: [group.by_input("quantize_fp8_128x128_2")?, group.by_input("quantize_fp8_128x128_4")?],
             quantize_128x128_transposed: group.by_input("quantize_fp8_128x128_transposed")?,
         })
-    }
-}
-
-/// Mirror of `ScaleRule` in `kernels/base/types.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct ScaleRule {
-    max: f32,
-    overflow: f32,
-    rule: u32,
-    pow2: u32,
-    format: u32,
-}
-
-impl ScaleRule {
-    pub(super) fn new(recipe: Fp8Recipe, input: DType) -> Self {
-        Self {
-            max: recipe.format.max(),
-            overflow: recipe.overflow_encode(input),
-            rule: match recipe.rule {
-                Fp8Rule::TorchAo => 0,
-                Fp8Rule::TransformerEngine => 1,
-                Fp8Rule::DeepSeek => 2,
-                Fp8Rule::DeepGemm => 3,
-                Fp8Rule::DeepGemmCpu => 4,
-            },
-            pow2: (recipe.scales == Fp8Scales::PowerOfTwo) as u32,
-            format: format_code(recipe.format),
-        }
-    }
-}
-
-/// Mirror of `TileIn` in `kernels/cast/tile.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct TileIn {
-    factor: u64,
-    row_amax: u64,
-    col_amax: u64,
-    factor_kind: u32,
-}
-
-/// Mirror of `TileOut` in `kernels/cast/tile.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct TileOut {
-    codes: u64,
-    scales: u64,
-    codes_t: u64,
-    scales_t: u64,
-}
-
-/// Blocks of such a launch at the most: one of each multiprocessor, and no more than have a thread that reads its part.
-fn most_at_once(sm_count: usize) -> usize {
-    sm_count.min(ONCE_THREADS)
-}
-
-/// Whether so many contiguous elements are cast in one launch: at least one, and as many as those blocks hold.
-fn fit_once(elements: usize, sm_count: usize) -> bool {
-    (1..=ONCE_HELD * ONCE_THREADS * most_at_once(sm_count)).contains(&elements)
-}
-
-/// The blocks of that launch, and whether they are one cluster.
-///
-/// Where one cluster holds all, its blocks meet through shared memory: 0.3 to 0.6 us sooner than through the L2 cache (measured: H200,
-/// 2026-11). A part of a GPU that is smaller than two of them might not place one.
-fn blocks_once(elements: usize, has_clusters: bool, sm_count: usize) -> (bool, Blocks) {
-    if elements <= ONCE_CLUSTER * ONCE_THREADS * ONCE_HELD && has_clusters && sm_count >= 2 * ONCE_CLUSTER {
-        let threads = elements.div_ceil(ONCE_CLUSTER * ONCE_HELD).next_multiple_of(32).max(128);
-        (true, Blocks::new((ONCE_CLUSTER, 1), threads as u32).clusters(ONCE_CLUSTER as u32))
-    } else {
-        let grid = elements.div_ceil(ONCE_HELD * ONCE_THREADS);
-        (false, Blocks::new((grid, 1), ONCE_THREADS as u32).cooperative())
     }
 }
 
@@ -233,59 +149,6 @@ impl Kernels {
             out.codes.address,
             out.scales.address,
             address(amax),
-        )
-    }
-
-    /// Bytes of the place where blocks of `quantize_tensor_once` meet: `Meeting` of `kernels/cast/fp8_tensor_once.cu`, with a part for each of them.
-    pub(crate) fn meeting_bytes(&self) -> usize {
-        8 + 8 * most_at_once(self.sm_count)
-    }
-
-    /// Whether `quantize_tensor_once` can: a contiguous matrix of as many elements as one block of each multiprocessor holds.
-    pub(crate) fn fits_once(&self, x: &Input<'_>) -> bool {
-        let (rows, elements) = x.flattened();
-        rows == 1 && fit_once(elements, self.sm_count)
-    }
-
-    /// [`Kernels::amax_tensor`] and [`Kernels::quantize_tensor`] in one launch that reads the matrix once.
-    ///
-    /// `place` ([`Kernels::meeting_bytes`]) is zero before the first call, and of one stream.
-    pub(crate) fn quantize_tensor_once(
-        &self,
-        stream: &Queue,
-        x: &Input<'_>,
-        recipe: Fp8Recipe,
-        place: &Span<'_>,
-        out: &Output<'_>,
-    ) -> Result<()> {
-        x.check()?;
-        check_output(out, recipe.scheme(), x.rows, x.cols)?;
-        check_floats("where blocks meet", place, self.meeting_bytes() / 4)?;
-        check_aligned("where blocks meet", place, 8)?;
-        if !self.fits_once(x) {
-            return Err(Error::shape(
-                "matrix to cast in one launch",
-                format!("{} x {}, rows {} elements apart", x.rows, x.cols, x.row_stride),
-                "must be contiguous and fit the registers of one block of each multiprocessor",
-                "report it: Kernels::fits_once was not asked",
-            ));
-        }
-        let kernels = &self.fp8(stream)?.quantize_tensor_once;
-        let [in_grid, in_cluster] = [&kernels[0], &kernels[1]].map(|of| of.of(x.dtype, x.aligned()));
-        let (in_grid, in_cluster) = (in_grid?, in_cluster?);
-        let vectors = x.rows * x.cols / 8;
-        let (clustered, blocks) = blocks_once(vectors * 8, in_cluster.has_clusters(), self.sm_count);
-        let kernel = if clustered { in_cluster } else { in_grid };
-        enqueue!(
-            stream,
-            kernel,
-            blocks,
-            x.x.address,
-            vectors as u32,
-            ScaleRule::new(recipe, x.dtype),
-            place.address,
-            out.codes.address,
-            out.scales.address,
         )
     }
 
@@ -415,96 +278,6 @@ impl Kernels {
         )
     }
 
-    /// Tiles of 128x128: every scheme whose transposed codes are wanted. The columns of the transpose are the rows of X, filled up with
-    /// zeros to a multiple of 16. `sums` receives the column sums of each 128 rows, in f64, for [`Kernels::bias_gradient`].
-    ///
-    /// `factor` is the computed encode factor of the tensor scheme, `amax` the row and column maxima of the row scheme.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn quantize_tiles(
-        &self,
-        stream: &Queue,
-        x: &Input<'_>,
-        recipe: Fp8Recipe,
-        factor: Option<Factor<'_>>,
-        amax: [Option<&Span<'_>>; 2],
-        out: Option<&Output<'_>>,
-        transposed: Option<&Output<'_>>,
-        sums: Option<&Span<'_>>,
-    ) -> Result<()> {
-        x.check()?;
-        out.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.rows, x.cols))?;
-        let cols_t = x.rows.next_multiple_of(K_MULTIPLE);
-        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.cols, cols_t))?;
-        let family = self.fp8(stream)?;
-        let kernels = match recipe.granularity {
-            Fp8Granularity::Tensor => &family.quantize_tensor_transposed,
-            Fp8Granularity::Row => &family.quantize_row_transposed,
-            Fp8Granularity::Group1x128 => &family.quantize_1x128_transposed,
-            Fp8Granularity::Group128x128 => &family.quantize_128x128_transposed,
-        };
-        let needed = |name: &str, span: Option<&Span<'_>>, count: usize, wanted: bool| match span {
-            Some(span) => check_floats(name, span, count),
-            None if wanted => Err(Error::shape(name, "nothing", "must be given for this scheme", "compute it first")),
-            None => Ok(()),
-        };
-        let per_row = recipe.granularity == Fp8Granularity::Row;
-        needed("row amax", amax[0], x.rows, per_row && out.is_some())?;
-        needed("column amax", amax[1], x.cols, per_row && transposed.is_some())?;
-        if factor.is_none() && recipe.granularity == Fp8Granularity::Tensor {
-            return Err(Error::shape("factor", "nothing", "must be given for this scheme", "compute it first"));
-        }
-        let (factor, factor_kind) = factor.map_or(Ok((0, 0)), |f| f.of_fp8())?;
-        let tile_in = TileIn { factor, row_amax: address(amax[0]), col_amax: address(amax[1]), factor_kind };
-        let tile_out = TileOut {
-            codes: address(out.map(|o| o.codes)),
-            scales: address(out.map(|o| o.scales)),
-            codes_t: address(transposed.map(|o| o.codes)),
-            scales_t: address(transposed.map(|o| o.scales)),
-        };
-        let blocks = Blocks::new((x.rows.div_ceil(128) * x.cols.div_ceil(128), 1), THREADS);
-        let rule = ScaleRule::new(recipe, x.dtype);
-        let Some(sums) = sums else { return enqueue_cast!(stream, kernels, x, blocks, rule, tile_in, tile_out) };
-        check_column_sums(sums, x.rows, x.cols)?;
-        let [tensor, row, vector] = &self.linear(stream)?.quantize_gradient;
-        let summing = match recipe.granularity {
-            Fp8Granularity::Tensor => tensor,
-            Fp8Granularity::Row => row,
-            Fp8Granularity::Group1x128 => vector,
-            Fp8Granularity::Group128x128 => {
-                return Err(Error::unsupported(
-                    "column sums beside a cast to fp8-128x128",
-                    "tiles are for weights, of which nothing needs them",
-                    "cast to fp8-1x128",
-                ));
-            }
-        };
-        enqueue_cast!(stream, summing, x, blocks, rule, tile_in, tile_out, sums.address)
-    }
-
-    /// Raises each row's and each column's amax to that of its elements.
-    pub(crate) fn amax_row_column(
-        &self,
-        stream: &Queue,
-        x: &Input<'_>,
-        rows: Option<&Span<'_>>,
-        cols: Option<&Span<'_>>,
-    ) -> Result<()> {
-        x.check()?;
-        check_floats("row amax", rows, x.rows)?;
-        check_floats("column amax", cols, x.cols)?;
-        if x.rows == 0 || x.cols == 0 {
-            return Ok(());
-        }
-        enqueue_cast!(
-            stream,
-            self.fp8(stream)?.amax_row_column,
-            x,
-            Blocks::new((x.rows.div_ceil(128) * x.cols.div_ceil(128).div_ceil(STRIP), 1), THREADS),
-            address(rows),
-            address(cols),
-        )
-    }
-
     /// `y = round(fl(code * scale))`.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn dequantize(
@@ -541,37 +314,5 @@ impl Kernels {
             y.address,
             y_stride as u64,
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What one block holds, and one cluster.
-    const BLOCK: usize = 16384;
-    const CLUSTER: usize = 8 * BLOCK;
-
-    #[test]
-    fn a_matrix_is_cast_in_one_launch_while_it_fits_a_block_of_each_multiprocessor() {
-        for (elements, fits) in [(0, false), (16, true), (132 * BLOCK, true), (132 * BLOCK + 16, false)] {
-            assert_eq!(fit_once(elements, 132), fits, "{elements}");
-        }
-        // 128 x 7168 takes 56 of them.
-        assert!(fit_once(128 * 7168, 56) && !fit_once(128 * 7168, 55));
-    }
-
-    #[test]
-    fn that_launch_is_one_cluster_where_that_holds_all() {
-        let cluster = |threads| (true, Blocks::new((8, 1), threads).clusters(8));
-        let grid = |blocks| (false, Blocks::new((blocks, 1), 512).cooperative());
-        assert_eq!(blocks_once(16, true, 132), cluster(128));
-        assert_eq!(blocks_once(8 * 32 * 128 + 16, true, 132), cluster(160));
-        assert_eq!(blocks_once(CLUSTER, true, 132), cluster(512));
-        assert_eq!(blocks_once(CLUSTER + 16, true, 132), grid(9));
-        assert_eq!(blocks_once(128 * 7168, true, 132), grid(56));
-        // A part of a GPU, and one without clusters.
-        assert_eq!((blocks_once(16, true, 16), blocks_once(16, true, 15)), (cluster(128), grid(1)));
-        assert_eq!((blocks_once(CLUSTER, false, 108), blocks_once(BLOCK + 16, false, 108)), (grid(8), grid(2)));
     }
 }

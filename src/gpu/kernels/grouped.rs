@@ -2,12 +2,13 @@
 
 use super::Kernels;
 use super::cast_call::check_apart;
-use super::fp8::ScaleRule;
+use super::grouped_forward::{Forward, GroupedForward, SECOND_INPUT, SECOND_OFFSETS, check_buffer, is_buffer_aligned};
+use super::grouped_members::{FEW, GroupedMembers, Members};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, check_floats, format_code};
-use crate::epilogue::ActivationGradient;
-use crate::error::{Error, Result};
+use super::scale_rule::ScaleRule;
+use crate::error::Result;
 use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, GroupedScales};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
@@ -21,9 +22,6 @@ const QUANTIZE_BLOCKS: usize = 2 * CHUNK_BLOCKS;
 const TILE_BLOCKS: usize = 3;
 const GRADIENT_BLOCKS: usize = 3;
 const GRADIENT_TILE_BLOCKS: usize = 2;
-/// Of so many members at the most, in a buffer of so many elements, each block finds itself where they lie.
-const FEW: usize = 512;
-const FEW_LENGTH: usize = (1 << 32) - (1 << 16);
 
 /// The kernels of the family.
 pub(super) struct GroupedKernels {
@@ -79,147 +77,11 @@ impl GroupedKernels {
     }
 }
 
-/// Where members lie, and scratch for which of their rows lie where they may.
-#[derive(Clone, Copy)]
-pub(crate) struct GroupedMembers<'a> {
-    pub(crate) count: usize,
-    /// Elements of the buffer.
-    pub(crate) length: usize,
-    /// A number of eight bytes for each member, any contents; offsets in elements.
-    pub(crate) rows: &'a Span<'a>,
-    pub(crate) cols: &'a Span<'a>,
-    pub(crate) offsets: &'a Span<'a>,
-    pub(crate) scratch: &'a Span<'a>,
-    /// A `u32`: receives how many members were not taken as they say.
-    pub(crate) clamped: &'a Span<'a>,
-}
-
-/// Mirror of `GroupedMembers` in `kernels/cast/grouped.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Members {
-    rows: u64,
-    cols: u64,
-    offsets: u64,
-    forward: u64,
-    fitting: u64,
-    chunks: u64,
-    tiles: u64,
-    clamped: u64,
-    length: u64,
-    forward_length: u64,
-    members: u32,
-}
-
-impl GroupedMembers<'_> {
-    /// What the kernels read while they write: nothing of it may be written.
-    fn numbers(&self) -> [(&'static str, &Span<'_>); 3] {
-        [
-            ("rows of the layout", self.rows),
-            ("columns of the layout", self.cols),
-            ("offsets of the layout", self.offsets),
-        ]
-    }
-
-    /// Bytes of scratch: rows that fit, and prefix sums of chunks and of tiles with their totals. `None`: no machine has so many.
-    pub(crate) fn scratch_bytes(count: usize) -> Option<usize> {
-        count.checked_mul(24)?.checked_add(16)
-    }
-
-    /// Whether each block adds up the members itself, so that nothing goes before it.
-    fn are_few(&self) -> bool {
-        self.count <= FEW && self.length <= FEW_LENGTH
-    }
-
-    fn checked(&self, forward: Option<&GroupedForward<'_>>) -> Result<Members> {
-        let Self { count, length, .. } = *self;
-        for (name, span) in self.numbers() {
-            check_bytes(name, span, count * 8)?;
-            check_aligned(name, span, 8)?;
-        }
-        let scratch = Self::scratch_bytes(count).filter(|_| count < 1 << 31).ok_or_else(|| {
-            let rule = "must be fewer than 2^31";
-            Error::shape("members of a grouped tensor", count.to_string(), rule, "split the tensor")
-        })?;
-        check_bytes("scratch", self.scratch, scratch)?;
-        check_aligned("scratch", self.scratch, 8)?;
-        check_bytes("count of clamped members", self.clamped, 4)?;
-        check_aligned("count of clamped members", self.clamped, 4)?;
-        let (offsets, forward_length) = forward.map_or((0, 0), |second| (second.offsets.address, second.length as u64));
-        let (scratch, each) = (self.scratch.address, count as u64 * 8);
-        let [fitting, chunks, tiles] = match self.are_few() {
-            true => [0; 3],
-            false => [scratch, scratch + each, scratch + 2 * each + 8],
-        };
-        Ok(Members {
-            rows: self.rows.address,
-            cols: self.cols.address,
-            offsets: self.offsets.address,
-            forward: offsets,
-            fitting,
-            chunks,
-            tiles,
-            clamped: self.clamped.address,
-            length: length as u64,
-            forward_length,
-            members: count as u32,
-        })
-    }
-}
-
 /// What a grouped quantizer reads.
 pub(crate) struct GroupedInput<'a> {
     pub(crate) x: &'a Span<'a>,
     pub(crate) dtype: DType,
     pub(crate) forward: Option<GroupedForward<'a>>,
-}
-
-/// The second input of an activation's gradient: what the activation was given in the forward pass, members of the same shapes.
-#[derive(Clone, Copy)]
-pub(crate) struct GroupedForward<'a> {
-    pub(crate) of: ActivationGradient,
-    pub(crate) x: &'a Span<'a>,
-    pub(crate) dtype: DType,
-    /// Where members begin in it, and its length in elements.
-    pub(crate) offsets: &'a Span<'a>,
-    pub(crate) length: usize,
-}
-
-/// What messages call it.
-const SECOND_INPUT: &str = "x of an activation gradient";
-const SECOND_OFFSETS: &str = "offsets of x";
-
-/// Mirror of `GroupedForward` in `kernels/cast/grouped_gradient.cu`; where its members begin is among [`Members`].
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Forward {
-    x: u64,
-    dtype: u32,
-    of: u32,
-    aligned: u32,
-}
-
-impl GroupedForward<'_> {
-    fn checked(&self, members: &GroupedMembers<'_>) -> Result<Forward> {
-        let dtype = match self.dtype {
-            DType::Bf16 => 0,
-            DType::F16 => 1,
-            DType::F32 => 2,
-            other => return Err(Error::dtype("x", other, "is not one of bf16, f16, f32", "convert it first")),
-        };
-        check_buffer(SECOND_INPUT, self.x, self.length, self.dtype)?;
-        check_bytes(SECOND_OFFSETS, self.offsets, members.count * 8)?;
-        check_aligned(SECOND_OFFSETS, self.offsets, 8)?;
-        let of = match self.of {
-            ActivationGradient::Relu => 0,
-            ActivationGradient::Gelu => 1,
-            ActivationGradient::Silu => 2,
-            ActivationGradient::QuickGelu => 3,
-            ActivationGradient::SquaredRelu => 4,
-        };
-        let aligned = u32::from(is_buffer_aligned(self.x));
-        Ok(Forward { x: self.x.address, dtype, of, aligned })
-    }
 }
 
 /// What the factors of members follow from: one FP32 a member, or one that all share.
@@ -320,7 +182,7 @@ impl GroupedCast<'_> {
         self.check_apart()?;
         Ok(Checked {
             members: members.checked(input.forward.as_ref())?,
-            forward: input.forward.as_ref().map(|forward| forward.checked(members)).transpose()?,
+            forward: input.forward.as_ref().map(|forward| forward.checked(members.count)).transpose()?,
             factors: Factors {
                 factor: factor.address,
                 scales: address(out.map(|out| out.scales)),
@@ -332,16 +194,6 @@ impl GroupedCast<'_> {
             codes: [address(out.map(|out| out.codes)), address(transposed.map(|out| out.codes))],
         })
     }
-}
-
-fn check_buffer(operand: &str, x: &Span<'_>, length: usize, dtype: DType) -> Result<()> {
-    check_bytes(operand, x, length * dtype.bytes())?;
-    check_aligned(operand, x, dtype.bytes() as u64)
-}
-
-/// Whether eight elements at a multiple of eight begin at a multiple of 16 bytes, of every type.
-fn is_buffer_aligned(x: &Span<'_>) -> bool {
-    x.address.is_multiple_of(16)
 }
 
 fn is_shared(scales: GroupedScales) -> u32 {
@@ -460,25 +312,11 @@ impl Kernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epilogue::ActivationGradient;
 
     #[test]
-    fn mirrors_have_the_size_of_what_they_mirror() {
-        assert_eq!((size_of::<Members>(), size_of::<Factors>(), size_of::<Forward>()), (88, 56, 24));
-    }
-
-    #[test]
-    fn scratch_has_room_for_what_is_planned() {
-        let (numbers, scratch) = (Span::unguarded(4096, 8 * 1025), Span::unguarded(1 << 20, 24 * 1025 + 16));
-        let (rows, cols, offsets, clamped) = (&numbers, &numbers, &numbers, &Span::unguarded(64, 4));
-        let members = GroupedMembers { count: 1025, length: 1, rows, cols, offsets, scratch: &scratch, clamped };
-        let m = members.checked(None).unwrap();
-        assert_eq!([m.fitting, m.chunks, m.tiles], [1 << 20, (1 << 20) + 8200, (1 << 20) + 8200 + 8208]);
-        assert_eq!(m.tiles + 1026 * 8, scratch.address + scratch.bytes as u64);
-        assert!(GroupedMembers { count: 1026, ..members }.checked(None).is_err());
-        assert!(GroupedMembers { scratch: &scratch.slice(0, 24 * 1025 + 15), ..members }.checked(None).is_err());
-        assert!(GroupedMembers { clamped: &Span::unguarded(64, 3), ..members }.checked(None).is_err());
-        assert_eq!(GroupedMembers::scratch_bytes(usize::MAX), None);
-        assert!(GroupedMembers::scratch_bytes(1 << 20).unwrap() + (4 << 20) <= 32 << 20);
+    fn the_mirror_has_the_size_of_what_it_mirrors() {
+        assert_eq!(size_of::<Factors>(), 56);
     }
 
     /// Parts of memory, of which one lies where another does.
@@ -556,23 +394,5 @@ mod tests {
         }
         // Two that are read may lie together: an activation of its own gradient.
         assert_eq!(refusal_of(found, 4, 3), "");
-    }
-
-    #[test]
-    fn few_members_are_added_up_by_each_block() {
-        let (numbers, scratch) = (Span::unguarded(4096, 8 * 1025), Span::unguarded(1 << 20, 24 * 1025 + 16));
-        let (rows, cols, offsets, clamped) = (&numbers, &numbers, &numbers, &Span::unguarded(64, 4));
-        for (count, length, few) in [
-            (0, 0, true),
-            (512, 1, true),
-            (513, 1, false),
-            (3, 0xFFFF_0000, true),
-            (3, 0xFFFF_0001, false),
-            (3, 1 << 32, false),
-        ] {
-            let members = GroupedMembers { count, length, rows, cols, offsets, scratch: &scratch, clamped };
-            let m = members.checked(None).unwrap();
-            assert_eq!((m.fitting == 0, m.chunks == 0, m.tiles == 0), (few, few, few), "{count} in {length}");
-        }
     }
 }

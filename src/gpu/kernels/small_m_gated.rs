@@ -3,10 +3,10 @@
 
 use super::Kernels;
 use super::epilogue::wide_code;
-use super::fp8::ScaleRule;
 use super::launch::{Blocks, GRID_Y, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::operand::{Output, check_aligned, check_bytes, extent};
+use super::scale_rule::ScaleRule;
 use super::small_m::{SmallMKernel, name};
 use super::small_m_config::{SmallMBlock, SmallMOperands};
 use crate::error::{Error, Result};

@@ -1,0 +1,343 @@
+//! [`Sm90Call`]: one product for Hopper, its operands and what is asked of them.
+
+use super::epilogue::wide_code;
+use super::operand::{check_aligned, check_bytes, extent};
+use super::sm90_config::{Kind, Sm90Config};
+use super::sm90_groups::{Sm90Along, Sm90Groups};
+use crate::epilogue::Activation;
+use crate::error::{Error, Result};
+use crate::format::layout::ScaleLayout;
+use crate::format::{CodeFormat, DType, Fp8Format, Fp8Recipe};
+use crate::gpu::device::memory::Span;
+
+/// How the scales of both operands lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sm90Scales {
+    /// A's [`ScaleLayout::Vec128`], B's [`ScaleLayout::Blk128`].
+    Blocks,
+    /// Both [`ScaleLayout::Vec128`].
+    Vectors,
+    /// Of A, then of B: one for each row, or one for the matrix.
+    Outer { each: [bool; 2] },
+}
+
+impl Sm90Scales {
+    /// Of these layouts, if the kernels read them.
+    pub(crate) fn of(a: ScaleLayout, b: ScaleLayout) -> Option<Self> {
+        let outer = |layout| match layout {
+            ScaleLayout::Outer => Some(true),
+            ScaleLayout::Scalar => Some(false),
+            _ => None,
+        };
+        match (a, b) {
+            (ScaleLayout::Vec128, ScaleLayout::Blk128) => Some(Self::Blocks),
+            (ScaleLayout::Vec128, ScaleLayout::Vec128) => Some(Self::Vectors),
+            _ => Some(Self::Outer { each: [outer(a)?, outer(b)?] }),
+        }
+    }
+}
+
+/// Codes and FP32 scales of an operand, as [`QuantMatrix`](crate::QuantMatrix) has them.
+#[derive(Clone, Copy)]
+pub(crate) struct Sm90Operand<'a> {
+    pub(crate) codes: &'a Span<'a>,
+    pub(crate) scales: &'a Span<'a>,
+}
+
+/// Where E4M3 codes with 1x128 scales go: the codes in the place of D, [`ScaleLayout::Vec128`] scales here.
+#[derive(Clone, Copy)]
+pub(crate) struct Sm90Codes<'a> {
+    pub(crate) scales: &'a Span<'a>,
+    /// 1x128, E4M3.
+    pub(crate) recipe: Fp8Recipe,
+}
+
+/// What becomes of the sums.
+#[derive(Clone, Copy)]
+pub(crate) enum Sm90End<'a> {
+    /// Numbers of D's type.
+    Numbers,
+    /// Codes of what would be stored, in FP32.
+    Codes(Sm90Codes<'a>),
+    /// `silu(alpha A G^T) * (alpha A U^T)` of B = [G; U], n rows each (of each group), in FP32: numbers of D's type, or codes.
+    Swiglu(Option<Sm90Codes<'a>>),
+}
+
+/// One product: `D = residual + activation(alpha * A B^T + beta * D + bias)`, operation by operation as [`Epilogue`](crate::Epilogue) says, or what `end` says
+/// of it; or for groups of rows the same of `A_g`, `B_g` and `bias_g`, for groups of k that of `A_g`, `B_g` and `D_g` without the rest.
+pub(crate) struct Sm90Call<'a> {
+    pub(crate) config: Sm90Config,
+    /// Of the codes of A and B.
+    pub(crate) formats: [Fp8Format; 2],
+    /// Rows of A and D, those of all groups and between them; of groups of k those of each group's D.
+    pub(crate) m: usize,
+    /// Columns of D: rows of B, of each group; of SwiGLU half of them.
+    pub(crate) n: usize,
+    /// That of all groups and between them, where they divide it.
+    pub(crate) k: usize,
+    /// `[m][k]`.
+    pub(crate) a: Sm90Operand<'a>,
+    /// `[n][k]`, one group of rows after the other.
+    pub(crate) b: Sm90Operand<'a>,
+    /// How the scales of both lie; vectors on both sides are for groups of k, all others for groups of rows.
+    pub(crate) layout: Sm90Scales,
+    /// `[m][n]` of `d_type`: BF16, F16 or F32; or codes. One group of k after the other.
+    pub(crate) d: &'a Span<'a>,
+    pub(crate) d_stride: usize,
+    pub(crate) d_type: DType,
+    pub(crate) alpha: f32,
+    /// 0: D is not read. Else it is FP32.
+    pub(crate) beta: f32,
+    /// `[n]`, one group after the other.
+    pub(crate) bias: Option<(&'a Span<'a>, DType)>,
+    pub(crate) activation: Activation,
+    /// `[m][n]`, its row stride and type.
+    pub(crate) residual: Option<(&'a Span<'a>, usize, DType)>,
+    pub(crate) groups: Option<Sm90Groups<'a>>,
+    pub(crate) end: Sm90End<'a>,
+}
+
+/// Blocks of 128 along k.
+pub(super) fn k_blocks(k: usize) -> usize {
+    k.div_ceil(128)
+}
+
+impl Sm90Call<'_> {
+    /// Whether A, and B, have a scale of whole matrices for each group.
+    pub(super) fn scales_of_groups(&self) -> [bool; 2] {
+        let Sm90Scales::Outer { each } = self.layout else { return [false; 2] };
+        let of = self.groups.map_or([false; 2], |groups| groups.scales);
+        [of[0] && !each[0], of[1] && !each[1]]
+    }
+
+    pub(super) fn group_count(&self) -> usize {
+        self.groups.map_or(1, |groups| groups.count)
+    }
+
+    /// How many matrices lie in B, or one behind the other in D, for groups.
+    pub(super) fn matrices(&self) -> [usize; 2] {
+        match self.groups {
+            None => [1, 1],
+            Some(Sm90Groups { along: Sm90Along::Rows, count, .. }) => [count, 1],
+            Some(Sm90Groups { along: Sm90Along::K, count, .. }) => [1, count],
+        }
+    }
+
+    /// Matrices in B, of each group.
+    pub(super) fn parts(&self) -> usize {
+        if matches!(self.end, Sm90End::Swiglu(_)) { 2 } else { 1 }
+    }
+
+    pub(super) fn codes(&self) -> Option<Sm90Codes<'_>> {
+        match self.end {
+            Sm90End::Numbers => None,
+            Sm90End::Codes(codes) => Some(codes),
+            Sm90End::Swiglu(codes) => codes,
+        }
+    }
+
+    /// Every length and alignment against what the kernel touches. Scales are copied 16 bytes at a time: of A as far as the rows of
+    /// [`ScaleLayout::Vec128`] are padded, of B those of four k-blocks, as [`ScaleLayout::Blk128`] is padded: all of it lies inside.
+    pub(super) fn check(&self) -> Result<()> {
+        let Self { m, n, k, .. } = *self;
+        let (groups, parts, [of_b, of_d]) = (self.group_count(), self.parts(), self.matrices());
+        let shape = || format!("m = {m}, n = {n}, k = {k}, {groups} groups");
+        if k == 0 || !k.is_multiple_of(16) || !n.is_multiple_of(8) {
+            let rule = "k must be a multiple of 16 above 0, n a multiple of 8";
+            return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
+        }
+        // Coordinates of the copy engine, and places in the grid, have 31 bits.
+        let fits = |count: Option<usize>| count.is_some_and(|count| count < 1 << 31);
+        let tile = Sm90Config::Tile64x64.tile();
+        let tiles = || m.div_ceil(tile.rows).checked_mul(n.div_ceil(tile.cols))?.checked_mul(groups);
+        if ![m.checked_mul(of_d), Some(k), Some(groups), n.checked_mul(of_b * parts), tiles()].into_iter().all(fits) {
+            return Err(Error::shape(
+                "A and B",
+                shape(),
+                "k, the groups, the rows of B and D and the tiles of 64 x 64 of all groups must be below 2^31",
+                "split the product",
+            ));
+        }
+        self.groups.map_or(Ok(()), |groups| groups.check([m, n, k]))?;
+        self.check_along()?;
+        self.check_end()?;
+        let blocks = k_blocks(k);
+        let (a_scales, b_scales) = match self.layout {
+            Sm90Scales::Blocks => {
+                (ScaleLayout::Vec128.len(m, blocks), of_b * parts * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
+            }
+            Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(n, blocks)),
+            // One for a matrix is that of all groups, unless each has its own.
+            Sm90Scales::Outer { each: [a, b] } => {
+                let [of_a, of_groups_b] = self.scales_of_groups().map(|each| if each { groups } else { 1 });
+                (if a { m } else { of_a }, if b { of_b * n } else { of_groups_b })
+            }
+        };
+        self.check_operand(["A", "scales of A"], self.a, m, a_scales)?;
+        self.check_operand(["B", "scales of B"], self.b, of_b * parts * n, b_scales)?;
+        if self.codes().is_some() {
+            return self.check_codes();
+        }
+        if wide_code(self.d_type).is_err() {
+            return Err(Error::dtype("D", self.d_type, "is not bf16, f16 or f32", "store one of them"));
+        }
+        if self.d_stride < n || !self.d_stride.is_multiple_of(16 / self.d_type.bytes()) {
+            return Err(Error::shape(
+                "D",
+                format!("row stride {} ({}) for n = {n}", self.d_stride, self.d_type),
+                "must be a multiple of 16 bytes, no shorter than a row",
+                "pad the rows of D",
+            ));
+        }
+        check_bytes("D", self.d, extent(m * of_d, n, self.d_stride) * self.d_type.bytes())?;
+        check_aligned("D", self.d, 16)?;
+        self.check_epilogue()
+    }
+
+    /// Whether there is a kernel of such groups.
+    fn check_along(&self) -> Result<()> {
+        let vectors = self.layout == Sm90Scales::Vectors;
+        let more = self.bias.is_some() || self.residual.is_some() || self.activation != Activation::None;
+        let (what, reason, remedy) = match self.groups.map(|groups| groups.along) {
+            Some(Sm90Along::Rows) if vectors => (
+                "groups of rows with 1x128 scales on both sides",
+                "the kernels of groups of rows read 1x128 and 128x128 scales, or those of rows and matrices",
+                "multiply the groups one by one",
+            ),
+            Some(Sm90Along::K) if !vectors => (
+                "groups of k with other scales than 1x128 on both sides",
+                "the kernels of groups of k read these alone",
+                "multiply the groups one by one",
+            ),
+            Some(Sm90Along::K) if more => (
+                "a bias, an activation or a residual with groups of k",
+                "what is added up is the products alone",
+                "apply it to D in a call of its own",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Error::unsupported(what, reason, remedy))
+    }
+
+    /// Whether a kernel ends so: with 128x128 scales of B, and of two matrices nothing but SwiGLU, whose scales begin at tiles of their own.
+    fn check_end(&self) -> Result<()> {
+        let Self { n, layout, .. } = *self;
+        let epilogue = self.beta != 0.0 || self.bias.is_some() || self.residual.is_some();
+        let (what, reason, remedy) = match self.end {
+            Sm90End::Numbers => return Ok(()),
+            _ if layout != Sm90Scales::Blocks => (
+                "other scales than 1x128 and 128x128",
+                "no kernel reads them and casts D",
+                "cast D in a call of its own",
+            ),
+            _ if self.beta != 0.0 || self.residual.is_some() => (
+                "an old value of D or a residual",
+                "codes are of the product alone",
+                "store D, and cast it in a call of its own",
+            ),
+            Sm90End::Swiglu(_) if epilogue || self.activation != Activation::None => (
+                "a bias or an activation with SwiGLU",
+                "it is of the products alone",
+                "store the products, and apply them in calls of their own",
+            ),
+            Sm90End::Swiglu(_) if !n.is_multiple_of(128) => {
+                let rule = "must be a multiple of 128 with SwiGLU: no 128x128 scale of B belongs to both matrices";
+                return Err(Error::shape("n", n.to_string(), rule, "pad the rows of both matrices of B with zeros"));
+            }
+            Sm90End::Codes(_) if !n.is_multiple_of(16) => {
+                let rule = "must be a multiple of 16 for codes, of which 16 are stored at once";
+                return Err(Error::shape("n", n.to_string(), rule, "pad the rows of B with zeros"));
+            }
+            Sm90End::Codes(_) | Sm90End::Swiglu(_) => return Ok(()),
+        };
+        Err(Error::unsupported(format!("{what} in a product that casts D"), reason, remedy))
+    }
+
+    /// Codes of D, packed, and their scales.
+    fn check_codes(&self) -> Result<()> {
+        let Self { m, n, .. } = *self;
+        let Some(Sm90Codes { scales, recipe }) = self.codes() else { return Ok(()) };
+        let scheme = recipe.scheme();
+        if scheme.spec().scale_layout != ScaleLayout::Vec128 || scheme.spec().format != CodeFormat::E4M3 {
+            return Err(Error::unsupported(
+                format!("D cast to {scheme} by the product"),
+                "it stores E4M3 codes with 1x128 scales",
+                "take fp8-1x128:e4m3, or store D and cast it in a call of its own",
+            ));
+        }
+        if self.d_stride != n {
+            let rule = "must be n: rows of codes lie side by side";
+            return Err(Error::shape(
+                "D",
+                format!("row stride {} for n = {n}", self.d_stride),
+                rule,
+                "pass a packed D",
+            ));
+        }
+        check_bytes("D", self.d, m * n)?;
+        check_aligned("D", self.d, 16)?;
+        check_bytes("scales of D", scales, ScaleLayout::Vec128.len(m, n.div_ceil(128)) * 4)?;
+        check_aligned("scales of D", scales, 4)?;
+        self.check_epilogue()
+    }
+
+    /// What beta, bias and residual ask for.
+    fn check_epilogue(&self) -> Result<()> {
+        let Self { m, n, .. } = *self;
+        let groups = self.group_count();
+        if self.beta != 0.0 && self.d_type != DType::F32 {
+            return Err(Error::dtype("D", self.d_type, "is not f32, which beta is for", "accumulate into f32"));
+        }
+        if let Some((span, dtype)) = self.bias {
+            check_bytes("bias", span, groups * n * dtype.bytes())?;
+            check_aligned("bias", span, dtype.bytes() as u64)?;
+        }
+        let Some((span, stride, dtype)) = self.residual else { return Ok(()) };
+        if stride < n {
+            let found = format!("row stride {stride} for n = {n}");
+            return Err(Error::shape(
+                "residual",
+                found,
+                "must be no shorter than a row",
+                "pass the stride of its rows",
+            ));
+        }
+        check_bytes("residual", span, extent(m, n, stride) * dtype.bytes())?;
+        check_aligned("residual", span, dtype.bytes() as u64)
+    }
+
+    fn check_operand(
+        &self,
+        [codes, scales]: [&str; 2],
+        operand: Sm90Operand<'_>,
+        rows: usize,
+        scale_count: usize,
+    ) -> Result<()> {
+        check_bytes(codes, operand.codes, rows * self.k)?;
+        check_aligned(codes, operand.codes, 16)?;
+        check_bytes(scales, operand.scales, scale_count * 4)?;
+        // Those of blocks are copied 16 bytes at a time.
+        check_aligned(scales, operand.scales, if matches!(self.layout, Sm90Scales::Outer { .. }) { 4 } else { 16 })
+    }
+
+    /// What its kernels are called by.
+    pub(super) fn kind(&self) -> Kind {
+        let grouped = self.groups.is_some();
+        match self.end {
+            Sm90End::Codes(_) => return if grouped { Kind::CodesGrouped } else { Kind::Codes },
+            Sm90End::Swiglu(_) => return if grouped { Kind::SwigluGrouped } else { Kind::Swiglu },
+            Sm90End::Numbers => {}
+        }
+        match (self.layout, self.groups) {
+            (Sm90Scales::Outer { .. }, Some(_)) => Kind::OuterGrouped,
+            (Sm90Scales::Outer { .. }, None) => Kind::Outer,
+            (Sm90Scales::Vectors, Some(_)) => Kind::VectorOfK,
+            (Sm90Scales::Vectors, None) => Kind::Vector,
+            (Sm90Scales::Blocks, Some(_)) => Kind::Grouped,
+            (Sm90Scales::Blocks, None) => Kind::Block,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
