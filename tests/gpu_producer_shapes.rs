@@ -133,7 +133,8 @@ fn gradients() {
     let Some(handle) = handle() else { return };
     let (mut rng, mut casts, mut products) = (Noise::new(991), InTurns::default(), InTurns::default());
     for (turn, (rows, half)) in all_shapes().enumerate() {
-        for (at, (kind, dtype)) in kinds_and_types(rows * 2 * half, turn).into_iter().enumerate() {
+        // The reference takes its time: as if the matrix were larger.
+        for (at, (kind, dtype)) in kinds_and_types(rows * 4 * half, turn).into_iter().enumerate() {
             let all = (at + turn) % 2 == 1;
             let x = tall_of_kind(&mut rng, kind, rows, 2 * half, dtype);
             let gated = Gated::of(&handle, &mut rng, x, dtype, 2 * half);
@@ -195,7 +196,8 @@ fn activations() {
     let Some(handle) = handle() else { return };
     let (mut rng, mut turns) = (Noise::new(992), (InTurns::default(), InTurns::default()));
     for (turn, (rows, cols)) in all_shapes().enumerate() {
-        for (at, (kind, dtype)) in kinds_and_types(rows * cols, turn).into_iter().enumerate() {
+        // The reference takes its time: as if the matrix were larger.
+        for (at, (kind, dtype)) in kinds_and_types(2 * rows * cols, turn).into_iter().enumerate() {
             let x = tall_of_kind(&mut rng, kind, rows, cols, dtype);
             let data = handle.upload(&bytes_of(dtype, &x)).unwrap();
             let matrix = MatRef::new(&data, dtype, rows, cols).unwrap();
