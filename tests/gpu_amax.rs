@@ -1,21 +1,27 @@
 //! The largest magnitude is found in rows as long as those of models: hidden sizes from 2048 to 16384 in steps of 256, in each of which one
-//! element alone is above its neighbours, so that a kernel that misses it writes another power of two. Every way to read rows: plain, codes,
-//! producers; casts and what products read. And the published case whose amax no 16-bit number holds.
+//! element alone is above its neighbours, so that a kernel that misses it writes another scale. Every way to read rows: plain, codes, producers and gradients; casts, what
+//! products read, transposes, whole matrices and tiles, grouped tensors. And the published case whose amax no 16-bit number holds.
 #![cfg(feature = "cuda")]
 
 #[path = "common/cast.rs"]
 mod cast;
 mod common;
+#[path = "common/grouped.rs"]
+mod grouped;
+#[path = "common/targets.rs"]
+mod targets;
 
 use cast::*;
 use common::*;
-use ndarray::Array2;
-use scaled_gemm::reference::{self, CastInput, RmsNorm, Swiglu};
+use ndarray::{Array2, ArrayView2, s};
+use scaled_gemm::reference::{self, GroupedView, RmsNorm, Swiglu};
 use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format,
-    Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, HostCastMatrix, MatRef, Recipe, RmsNormArgs, Scheme, SourceActivation,
-    SwigluSource, VecRef,
+    Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedLayout, GroupedRecipe, GroupedScheme,
+    Handle, HostCastMatrix, HostQuantMatrix, MatRef, QuantMatrix, QuantizeTo, Recipe, RmsNormArgs, Scheme,
+    SourceActivation, SwigluGradientsInto, SwigluSource, VecRef,
 };
+use targets::Target;
 
 const ROWS: usize = 4;
 
@@ -23,14 +29,19 @@ fn hidden_sizes() -> impl Iterator<Item = usize> {
     (2048..=16384).step_by(256)
 }
 
-/// The place of the largest element of a row: another in each row and size, in each quarter.
+/// The place of the largest element of a row: another in each row and size, in each quarter; in odd rows, and from the fourth on, in another lane for each, too.
 fn place(i: usize, hidden: usize) -> usize {
-    (i * hidden / 4 + hidden - 168) % hidden
+    (i * hidden / 4 + hidden - 168 + i % 2 * 37 * (hidden / 256) + i / ROWS * 13) % hidden
 }
 
 /// `least` everywhere but for one `most` in each row; every other row negative.
-fn one_above(hidden: usize, [least, most]: [f32; 2]) -> Array2<f32> {
-    Array2::from_shape_fn((ROWS, hidden), |(i, j)| {
+fn one_above(hidden: usize, ends: [f32; 2]) -> Array2<f32> {
+    rows_above(ROWS, hidden, ends)
+}
+
+/// The same of so many rows.
+fn rows_above(rows: usize, hidden: usize, [least, most]: [f32; 2]) -> Array2<f32> {
+    Array2::from_shape_fn((rows, hidden), |(i, j)| {
         let v = if j == place(i, hidden) { most } else { least };
         if i % 2 == 0 { v } else { -v }
     })
@@ -48,22 +59,63 @@ fn to(format: CodeFormat, group: CastGroup) -> CastRecipe {
     CastRecipe::new(scheme(format, group)).power_of_two()
 }
 
-fn check(handle: &Handle, source: CastSource<'_>, input: &CastInput<'_>, recipe: CastRecipe, context: &str) {
-    let want = reference::cast(input, recipe).unwrap();
-    let mut got = poisoned_cast(handle, recipe.scheme(), source.rows(), source.cols());
-    handle.cast_into(source, recipe, &mut got).unwrap();
-    assert_cast(handle, &got, &want, &format!("{context} to {}", recipe.scheme()));
+/// The same in one row alone, another for each size: a whole matrix has one largest element.
+fn one_in_all(hidden: usize, [least, most]: [f32; 2]) -> Array2<f32> {
+    let mut x = one_above(hidden, [least, most]);
+    x.mapv_inplace(|v| if v.abs() == most { v.signum() * least } else { v });
+    let row = hidden / 256 % ROWS;
+    x[(row, place(row, hidden))] = -most;
+    x
 }
 
 /// `[32 | r]`: 32 times its sigmoid is 32 in FP32, so that the products are 448, and 450 once.
 fn gated(hidden: usize) -> Array2<f32> {
-    let right = one_above(hidden, [14.0, 14.0625]);
+    gated_to(one_above(hidden, [14.0, 14.0625]))
+}
+
+/// The same of any right half: 32 times that.
+fn gated_to(right: Array2<f32>) -> Array2<f32> {
+    let hidden = right.ncols();
     Array2::from_shape_fn((ROWS, 2 * hidden), |(i, j)| if j < hidden { 32.0 } else { right[(i, j - hidden)] })
 }
 
 /// Of the columns of a norm: divided by the root of the mean of squares, which is a little above 448, those of 448 become a little less
 /// than this, and those of 450 more than 448.
 const NORM_WEIGHT: f32 = 447.0;
+
+/// What the backward pass of SwiGLU reads: l and r of 32 everywhere, so that both gradients are 32 times g, 448, and 450 once.
+fn backward(hidden: usize) -> [Array2<f32>; 2] {
+    [Array2::from_elem((ROWS, 2 * hidden), 32.0), one_above(hidden, [14.0, 14.0625])]
+}
+
+/// Twice its neighbours, so that any block's scale is another: those of E4M3 with a given second level have three bits.
+const TWICE: [f32; 2] = [256.0, 512.0];
+
+/// Blocks of 16 and 32, and one given scale.
+fn block_targets() -> [Target; 6] {
+    let blocks = [Scheme::Mxfp8(Fp8Format::E4M3), Scheme::Mxfp8(Fp8Format::E5M2), Scheme::Mxfp4, Scheme::Nvfp4Row];
+    let [e4m3, e5m2, mxfp4, row] = blocks.map(|scheme| Target::Found(Recipe::new(scheme)));
+    let given = Target::Level(Recipe::new(Scheme::Nvfp4), GivenScale::Amax(600.0));
+    [e4m3, e5m2, mxfp4, row, given, Target::Scale(Fp8Format::E4M3, GivenScale::Encode(0.75))]
+}
+
+fn exact_and_not(granularity: Fp8Granularity, rule: Fp8Rule) -> [Recipe; 2] {
+    let exact = Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(rule);
+    [exact, exact.power_of_two()].map(Recipe::from)
+}
+
+/// What is quantized along rows, with a scale of whole matrices, or of tiles.
+fn product_recipes() -> Vec<Recipe> {
+    let along_rows = [Fp8Granularity::Row, Fp8Granularity::Group1x128];
+    let along_rows = along_rows.into_iter().flat_map(|of| exact_and_not(of, Fp8Rule::DeepSeek));
+    let blocks = [Scheme::Mxfp8(Fp8Format::E4M3), Scheme::Mxfp4, Scheme::Nvfp4Row, Scheme::Nvfp4].map(Recipe::new);
+    along_rows.chain(blocks).chain(whole_recipes()).collect()
+}
+
+fn whole_recipes() -> impl Iterator<Item = Recipe> {
+    let whole = [Fp8Granularity::Tensor, Fp8Granularity::Group128x128];
+    whole.into_iter().flat_map(|of| exact_and_not(of, Fp8Rule::TransformerEngine))
+}
 
 /// Without its largest element a row would have another scale: or a kernel that misses it would pass. Needs no GPU.
 #[test]
@@ -85,6 +137,42 @@ fn the_data_decide() {
         let weight = vec![NORM_WEIGHT; hidden];
         let options = RmsNorm { weight: &weight, epsilon: 1e-6, residual: None, dtype: DType::Bf16 };
         decides(&reference::rms_norm(one_above(hidden, [448.0, 450.0]).view(), &options).unwrap().values, row);
+        let positive = one_above(hidden, [448.0, 450.0]).mapv(f32::abs);
+        decides(&reference::gelu(positive.view()), row);
+        decides(&reference::gelu_tanh(positive.view()), row);
+        let [x, g] = backward(hidden);
+        let gradients = reference::swiglu_backward(x.view(), g.view(), &Swiglu::default()).unwrap().x;
+        for half in [0, hidden] {
+            decides(&gradients.slice(s![.., half..half + hidden]).to_owned(), row);
+        }
+    }
+}
+
+/// The same of what products read.
+#[test]
+fn the_data_decide_for_products() {
+    let scales = |q: &HostQuantMatrix| {
+        let scales: Vec<_> = q.scales().iter().map(|scale| scale.to_bits()).collect();
+        (scales, q.block_scales().to_vec())
+    };
+    // A matrix with the largest element of a row, and without.
+    let both = |x: Array2<f32>, row: usize| {
+        let mut without = x.clone();
+        without[(row, place(row, x.ncols()))] = x[(row, (place(row, x.ncols()) + 1) % x.ncols())];
+        [x, without]
+    };
+    for hidden in hidden_sizes().step_by(8) {
+        for target in block_targets().into_iter().filter(|target| !matches!(target, Target::Scale(..))) {
+            for row in 0..ROWS {
+                let [with, without] = both(one_above(hidden, TWICE), row).map(|x| scales(&target.want(x.view())));
+                assert!(with != without, "{hidden} {target:?}");
+            }
+        }
+        for recipe in whole_recipes() {
+            let x = one_in_all(hidden, [448.0, 450.0]);
+            let all = both(x, hidden / 256 % ROWS).map(|x| reference::quantize(x.view(), DType::Bf16, recipe).unwrap());
+            assert!(scales(&all[0]) != scales(&all[1]), "{hidden} {recipe:?}");
+        }
     }
 }
 
@@ -99,7 +187,7 @@ fn plain_rows() {
                 let matrix = MatRef::new(&data, dtype, ROWS, hidden).unwrap();
                 for group in ALONG_ROWS {
                     let context = format!("{ROWS} x {hidden} {dtype}");
-                    check(&handle, (&matrix).into(), &x.view().into(), to(format, group), &context);
+                    check_cast(&handle, (&matrix).into(), &x.view().into(), to(format, group), &context);
                 }
             }
         }
@@ -151,7 +239,7 @@ fn rows_of_codes() {
                 (CodeFormat::E2M1, CastGroup::Group1x32),
             ] {
                 let to = CastRecipe::new(scheme(format, group));
-                check(&handle, (&there).into(), &(&q).into(), to, &format!("{ROWS} x {hidden} of {from}"));
+                check_cast(&handle, (&there).into(), &(&q).into(), to, &format!("{ROWS} x {hidden} of {from}"));
             }
         }
     }
@@ -174,7 +262,7 @@ fn rows_of_producers() {
         let matrix = MatRef::new(&data, DType::Bf16, ROWS, 2 * hidden).unwrap();
         let context = format!("SwiGLU of {ROWS} x {hidden}");
         for recipe in [row, to(CodeFormat::E4M3, CastGroup::Group1x128)] {
-            check(&handle, SwigluSource::new(&matrix).unwrap().into(), &values.view().into(), recipe, &context);
+            check_cast(&handle, SwigluSource::new(&matrix).unwrap().into(), &values.view().into(), recipe, &context);
         }
         let mut got = poisoned_matrix(&handle, read.scheme(), ROWS, hidden);
         handle.quantize_source_into(SwigluSource::new(&matrix).unwrap(), read, &mut got).unwrap();
@@ -187,7 +275,7 @@ fn rows_of_producers() {
         let matrix = MatRef::new(&data, DType::Bf16, ROWS, hidden).unwrap();
         let values = reference::silu(x.view());
         let source = CastSource::activated(&matrix, SourceActivation::Silu);
-        check(&handle, source, &values.view().into(), row, &format!("SiLU of {ROWS} x {hidden}"));
+        check_cast(&handle, source, &values.view().into(), row, &format!("SiLU of {ROWS} x {hidden}"));
 
         let x = one_above(hidden, [448.0, 450.0]);
         let data = uploaded(&handle, &x);
@@ -207,7 +295,207 @@ fn rows_of_producers() {
         let rstd = handle.upload(&normed.rstd).unwrap();
         let factors = VecRef::new(&rstd, DType::F32, ROWS).unwrap();
         let source = CastSource::normed(&matrix, factors, VecRef::new(&there, DType::F32, hidden).unwrap()).unwrap();
-        check(&handle, source, &normed.values.view().into(), row, &format!("{context}, by its factors"));
+        check_cast(&handle, source, &normed.values.view().into(), row, &format!("{context}, by its factors"));
+    }
+}
+
+/// Both gradients of SwiGLU, each of whose groups is of one of them alone.
+#[test]
+fn rows_of_gradients() {
+    let Some(handle) = handle() else { return };
+    let groups = [CastGroup::Group1x32, CastGroup::Group1x128].map(|group| to(CodeFormat::E4M3, group));
+    let [_, power_of_two] = exact_and_not(Fp8Granularity::Group1x128, Fp8Rule::DeepSeek);
+    let products = [power_of_two, Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3))];
+    for hidden in hidden_sizes() {
+        let [x, g] = backward(hidden);
+        let [x_there, g_there] = [&x, &g].map(|x| uploaded(&handle, x));
+        let matrix = MatRef::new(&x_there, DType::Bf16, ROWS, 2 * hidden).unwrap();
+        let gradient = MatRef::new(&g_there, DType::Bf16, ROWS, hidden).unwrap();
+        let want = reference::swiglu_backward(x.view(), g.view(), &Swiglu::default()).unwrap().x;
+        let context = format!("gradients of {ROWS} x {hidden}");
+        let run = |into: SwigluGradientsInto<'_>| {
+            handle.swiglu_backward(SwigluSource::new(&matrix).unwrap(), &gradient, into).unwrap()
+        };
+        for recipe in groups {
+            let mut dx = poisoned_cast(&handle, recipe.scheme(), ROWS, 2 * hidden);
+            run(SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() });
+            let want = reference::cast(&want.view().into(), recipe).unwrap();
+            assert_cast(&handle, &dx, &want, &format!("{context} to {}", recipe.scheme()));
+        }
+        for recipe in products {
+            let mut dx = QuantMatrix::zeros(&handle, recipe.scheme(), ROWS, 2 * hidden).unwrap();
+            run(SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() });
+            let want = reference::quantize(want.view(), DType::F32, recipe).unwrap();
+            assert_device_bits(&handle, &dx, &want, &format!("{context} to {recipe:?}"));
+        }
+    }
+}
+
+/// Every source that is computed, as the values that it has: one in each row is twice the others.
+fn each_source(
+    handle: &Handle,
+    hidden: usize,
+    mut check: impl for<'a> FnMut(&dyn Fn() -> CastSource<'a>, ArrayView2<f32>, &str),
+) {
+    let gated = gated_to(one_above(hidden, TWICE.map(|v| v / 32.0)));
+    let there = uploaded(handle, &gated);
+    let matrix = MatRef::new(&there, DType::Bf16, ROWS, 2 * hidden).unwrap();
+    let (values, _) = reference::swiglu(gated.view(), &Swiglu::default()).unwrap();
+    check(&|| SwigluSource::new(&matrix).unwrap().into(), values.view(), "SwiGLU");
+
+    let x = one_above(hidden, TWICE).mapv(f32::abs);
+    let there = uploaded(handle, &x);
+    let matrix = MatRef::new(&there, DType::Bf16, ROWS, hidden).unwrap();
+    for activation in SourceActivation::ALL {
+        let values = match activation {
+            SourceActivation::Silu => reference::silu(x.view()),
+            SourceActivation::Gelu => reference::gelu(x.view()),
+            SourceActivation::GeluTanh => reference::gelu_tanh(x.view()),
+        };
+        check(&|| CastSource::activated(&matrix, activation), values.view(), activation.name());
+    }
+
+    let x = one_above(hidden, TWICE);
+    let there = uploaded(handle, &x);
+    let matrix = MatRef::new(&there, DType::Bf16, ROWS, hidden).unwrap();
+    let ones = handle.upload(&vec![1.0f32; hidden]).unwrap();
+    let of = |count| VecRef::new(&ones, DType::F32, count).unwrap();
+    check(&|| CastSource::normed(&matrix, of(ROWS), of(hidden)).unwrap(), x.view(), "norm");
+}
+
+/// Producers to blocks of 16 and 32; and the amax that delayed scaling remembers of a matrix that is cast by a given scale.
+#[test]
+fn rows_of_producers_for_products() {
+    let Some(handle) = handle() else { return };
+    for hidden in hidden_sizes() {
+        each_source(&handle, hidden, |source, values, name| {
+            for target in block_targets() {
+                target.check(&handle, source(), values, name);
+            }
+        });
+        let right = one_in_all(hidden, [14.0, 14.0625]);
+        let gated = gated_to(right);
+        let there = uploaded(&handle, &gated);
+        let matrix = MatRef::new(&there, DType::Bf16, ROWS, 2 * hidden).unwrap();
+        let encode = handle.upload(&[0.75f32]).unwrap();
+        let mut amax = handle.upload(&[0.0f32]).unwrap();
+        let mut out = poisoned_matrix(&handle, Scheme::Fp8Tensor(Fp8Format::E4M3), ROWS, hidden);
+        let given = GivenScale::Encode(encode.view());
+        let source = SwigluSource::new(&matrix).unwrap();
+        let raised = Some(&mut amax.view_mut());
+        handle.quantize_source_tensor_into(source, Fp8Format::E4M3, &given, &mut out, raised).unwrap();
+        assert_eq!(handle.read::<f32>(&amax.view()).unwrap(), [450.0], "amax of {ROWS} x {hidden}");
+    }
+}
+
+/// Exact GELU and its approximation, whole rows and groups.
+#[test]
+fn rows_of_gelu() {
+    let Some(handle) = handle() else { return };
+    for hidden in hidden_sizes() {
+        let x = one_above(hidden, [448.0, 450.0]).mapv(f32::abs);
+        let data = uploaded(&handle, &x);
+        let matrix = MatRef::new(&data, DType::Bf16, ROWS, hidden).unwrap();
+        for (activation, values) in [
+            (SourceActivation::Gelu, reference::gelu(x.view())),
+            (SourceActivation::GeluTanh, reference::gelu_tanh(x.view())),
+        ] {
+            for group in [CastGroup::Row, CastGroup::Group1x128] {
+                let source = CastSource::activated(&matrix, activation);
+                let context = format!("{activation} of {ROWS} x {hidden}");
+                check_cast(&handle, source, &values.view().into(), to(CodeFormat::E4M3, group), &context);
+            }
+        }
+    }
+}
+
+/// One element above all others of a matrix, which a scale of it all, or of its tile, must see; and the amax itself.
+#[test]
+fn whole_matrices_and_tiles() {
+    let Some(handle) = handle() else { return };
+    let tiles = [CastGroup::Tile32x32, CastGroup::Tile32x128, CastGroup::Tile128x32, CastGroup::Tile128x128];
+    for hidden in hidden_sizes() {
+        for format in FORMATS {
+            let x = one_in_all(hidden, ends(format));
+            let data = uploaded(&handle, &x);
+            let matrix = MatRef::new(&data, DType::Bf16, ROWS, hidden).unwrap();
+            let context = format!("one of {ROWS} x {hidden}");
+            for group in tiles {
+                check_cast(&handle, (&matrix).into(), &x.view().into(), to(format, group), &context);
+            }
+            if format == CodeFormat::E2M1 {
+                continue;
+            }
+            for recipe in whole_recipes() {
+                let want = reference::quantize(x.view(), DType::Bf16, recipe).unwrap();
+                let mut got = poisoned_matrix(&handle, recipe.scheme(), ROWS, hidden);
+                handle.quantize_into(&matrix, recipe, QuantizeTo::Plain(&mut got)).unwrap();
+                assert_device_bits(&handle, &got, &want, &format!("{context} to {recipe:?}"));
+            }
+            let mut amax = handle.upload(&[f32::NAN]).unwrap();
+            handle.amax_into(&matrix, &mut amax.view_mut()).unwrap();
+            assert_eq!(handle.read::<f32>(&amax.view()).unwrap(), [450.0], "{context}");
+            let mut of_rows = handle.upload(&[f32::NAN; ROWS]).unwrap();
+            handle.row_amax_into(&matrix, &mut of_rows.view_mut()).unwrap();
+            let want: Vec<_> = (0..ROWS).map(|i| if i == hidden / 256 % ROWS { 450.0 } else { 448.0 }).collect();
+            assert_eq!(handle.read::<f32>(&of_rows.view()).unwrap(), want, "{context}");
+        }
+    }
+}
+
+/// As many rows as models have hidden sizes, read along columns: casts per channel, as they lie and transposed, and transposes for products.
+#[test]
+fn columns_as_long() {
+    let Some(handle) = handle() else { return };
+    let cols = 32;
+    for hidden in hidden_sizes() {
+        for format in FORMATS {
+            let x = rows_above(cols, hidden, ends(format)).t().as_standard_layout().into_owned();
+            let data = uploaded(&handle, &x);
+            let matrix = MatRef::new(&data, DType::Bf16, hidden, cols).unwrap();
+            let context = format!("{hidden} x {cols}");
+            for group in [CastGroup::Group128x1, CastGroup::Group32x1] {
+                let plain = to(format, group);
+                let turned = CastRecipe::new(plain.scheme().transposed().unwrap()).power_of_two();
+                for recipe in [plain, turned] {
+                    check_cast(&handle, (&matrix).into(), &x.view().into(), recipe, &context);
+                }
+            }
+            for recipe in product_recipes().into_iter().filter(|recipe| recipe.format() == format) {
+                let want = reference::quantize_transposed(x.view(), DType::Bf16, recipe).unwrap();
+                let mut got = poisoned_matrix(&handle, recipe.scheme(), cols, hidden);
+                handle.quantize_into(&matrix, recipe, QuantizeTo::Transposed(&mut got)).unwrap();
+                assert_device_bits(&handle, &got, &want, &format!("{context}, transposed, to {recipe:?}"));
+            }
+        }
+    }
+}
+
+/// Members of a grouped tensor, of few and of so many that a plan goes before: the scale of each and one of all, by rows and transposed, and the amax.
+#[test]
+fn members_of_grouped_tensors() {
+    let Some(handle) = handle() else { return };
+    for hidden in hidden_sizes() {
+        let mut shapes = vec![[1, hidden], [3, hidden], [0, hidden], [2, hidden]];
+        // Some in each way to find members.
+        if hidden / 256 % 2 == 0 {
+            shapes.extend([[1, 16]; 600]);
+        }
+        let layout = GroupedLayout::packed(&shapes).unwrap();
+        let mut x = vec![448.0f32; layout.buffer_len()];
+        let members = || layout.members().iter().enumerate().filter(|(_, member)| member.elements() > 0);
+        for (t, member) in members().filter(|(_, member)| member.elements() >= hidden) {
+            x[member.offset() + place(t, member.elements())] = if t % 2 == 0 { -450.0 } else { 450.0 };
+        }
+        // Above those of all other members.
+        x[place(0, hidden)] = 452.0;
+        let data = grouped::Values::new(&handle, &x, DType::Bf16, 0);
+        let places = GroupedDeviceLayout::from_host(&handle, &layout).unwrap();
+        let input = GroupedView::new(&layout, &x).unwrap().into();
+        let case = grouped::Case { layout: &layout, places: &places, input, source: &|| data.source() };
+        for scheme in GroupedScheme::all().filter(|scheme| scheme.format() == Fp8Format::E4M3) {
+            case.current(&handle, GroupedRecipe::new(scheme), &format!("members of {hidden}"));
+        }
     }
 }
 

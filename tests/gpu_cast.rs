@@ -15,23 +15,8 @@ use scaled_gemm::{
     Handle, HostCastMatrix, MatMut, MatRef, RowIndex,
 };
 
-/// The recipes of a scheme.
-fn recipes(scheme: CastScheme) -> Vec<CastRecipe> {
-    let exact = CastRecipe::new(scheme);
-    if scheme.scales() == CastScales::Ue8m0 { vec![exact] } else { vec![exact, exact.power_of_two()] }
-}
-
 fn device(handle: &Handle, x: &Array2<f32>, dtype: DType) -> DeviceBuffer {
     handle.upload(&bytes_of(dtype, x)).unwrap()
-}
-
-/// Casts by a recipe, and compares.
-fn check(handle: &Handle, source: CastSource<'_>, input: &CastInput<'_>, recipe: CastRecipe, context: &str) {
-    let context = format!("{context} to {} {:?}", recipe.scheme(), recipe.numbers());
-    let want = reference::cast(input, recipe).unwrap();
-    let mut got = poisoned_cast(handle, recipe.scheme(), source.rows(), source.cols());
-    handle.cast_into(source, recipe, &mut got).unwrap();
-    assert_cast(handle, &got, &want, &context);
 }
 
 /// A plain matrix by every recipe.
@@ -39,8 +24,8 @@ fn check_all(handle: &Handle, x: &Array2<f32>, dtype: DType, context: &str) {
     let (rows, cols) = x.dim();
     let data = device(handle, x, dtype);
     let matrix = MatRef::new(&data, dtype, rows, cols).unwrap();
-    for recipe in schemes(rows).into_iter().flat_map(recipes) {
-        check(handle, (&matrix).into(), &x.view().into(), recipe, &format!("{context} {rows} x {cols} {dtype}"));
+    for recipe in recipes_of(rows) {
+        check_cast(handle, (&matrix).into(), &x.view().into(), recipe, &format!("{context} {rows} x {cols} {dtype}"));
     }
 }
 
@@ -101,7 +86,7 @@ fn many_rows() {
                 let view = buffer.slice(offset * dtype.bytes()..);
                 let matrix = MatRef::new(view, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
                 let context = format!("{kind} {rows} x {cols} {dtype}, stride {stride}");
-                exact().for_each(|recipe| check(&handle, (&matrix).into(), &x.view().into(), recipe, &context));
+                exact().for_each(|recipe| check_cast(&handle, (&matrix).into(), &x.view().into(), recipe, &context));
             }
         }
     }
@@ -112,13 +97,13 @@ fn many_rows() {
             let q = reference::cast(&x.view().into(), CastRecipe::new(from)).unwrap();
             let matrix = CastMatrix::from_host(&handle, &q).unwrap();
             let context = format!("{rows} x {cols} of {from}");
-            exact().for_each(|recipe| check(&handle, (&matrix).into(), &(&q).into(), recipe, &context));
+            exact().for_each(|recipe| check_cast(&handle, (&matrix).into(), &(&q).into(), recipe, &context));
         }
     }
     let long = of_kind(&mut rng, "nan", rows / 2, 8208, DType::Bf16);
     let data = device(&handle, &long, DType::Bf16);
     let matrix = MatRef::new(&data, DType::Bf16, rows / 2, 8208).unwrap();
-    exact().for_each(|recipe| check(&handle, (&matrix).into(), &long.view().into(), recipe, "in two parts"));
+    exact().for_each(|recipe| check_cast(&handle, (&matrix).into(), &long.view().into(), recipe, "in two parts"));
     check_gathered(&handle, &mut rng, (50, cols), rows, &along_rows());
     check_parts(&handle, &mut rng, (rows, cols), &along_rows());
 }
@@ -139,11 +124,11 @@ fn taller_than_a_grid_of_squares() {
         to(CastGroup::Group1x32).with_scales(CastScales::Ue8m0),
     ];
     for recipe in targets.map(CastRecipe::new) {
-        check(&handle, (&matrix).into(), &x.view().into(), recipe, "tall");
+        check_cast(&handle, (&matrix).into(), &x.view().into(), recipe, "tall");
     }
     let q = reference::cast(&x.view().into(), CastRecipe::new(scheme(CodeFormat::E2M1, CastGroup::Group1x32))).unwrap();
     let coded = CastMatrix::from_host(&handle, &q).unwrap();
-    check(&handle, (&coded).into(), &(&q).into(), CastRecipe::new(targets[0]), "tall codes");
+    check_cast(&handle, (&coded).into(), &(&q).into(), CastRecipe::new(targets[0]), "tall codes");
 }
 
 /// Codes of rows enough, long ones and ones in two parts, from every grouping whose scales lie along rows, infinite ones among them; gathered,
@@ -177,7 +162,7 @@ fn codes_in_lines() {
             let there = CastMatrix::from_host(&handle, &q).unwrap();
             let context = format!("{rows} x {cols} of {from}");
             for &to in &targets {
-                check(&handle, (&there).into(), &(&q).into(), CastRecipe::new(to), &context);
+                check_cast(&handle, (&there).into(), &(&q).into(), CastRecipe::new(to), &context);
             }
             if cols > 2000 {
                 continue;
@@ -188,7 +173,7 @@ fn codes_in_lines() {
             for &to in &targets {
                 let source = CastSource::from(&there).gathered(&rows_of).unwrap();
                 let input = CastInput::from(&q).gathered(&index).unwrap();
-                check(&handle, source, &input, CastRecipe::new(to), &format!("gathered, {context}"));
+                check_cast(&handle, source, &input, CastRecipe::new(to), &format!("gathered, {context}"));
             }
             for to in targets.iter().copied().filter(|to| to.scales() == CastScales::RowMajor) {
                 let [r, c] = to.group().grid(rows, cols);
@@ -223,7 +208,7 @@ fn large() {
             for &group in groups {
                 let scheme = scheme(CodeFormat::E2M1, group);
                 let (context, input) = (format!("{rows} x {cols} {dtype}"), x.view().into());
-                check(&handle, (&matrix).into(), &input, CastRecipe::new(scheme), &context);
+                check_cast(&handle, (&matrix).into(), &input, CastRecipe::new(scheme), &context);
                 if (cols, group) == (144, CastGroup::Group1x32) {
                     check_parts_of(&handle, &mut rng, &|| (&matrix).into(), &input, &[scheme], &context);
                     check_gathered(&handle, &mut rng, (50, cols), rows, &[scheme]);
@@ -245,9 +230,9 @@ fn strided_and_unaligned_rows() {
             let buffer = upload_strided(&handle, &x, dtype, stride, offset);
             let view = buffer.slice(offset * dtype.bytes()..);
             let matrix = MatRef::new(view, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
-            for recipe in schemes(rows).into_iter().flat_map(recipes) {
+            for recipe in recipes_of(rows) {
                 let context = format!("{rows} x {cols} {dtype}, stride {stride}, offset {offset}");
-                check(&handle, (&matrix).into(), &x.view().into(), recipe, &context);
+                check_cast(&handle, (&matrix).into(), &x.view().into(), recipe, &context);
             }
         }
     }
@@ -289,7 +274,7 @@ fn the_largest_value_is_found_wherever_it_is() {
         let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
         for format in FORMATS {
             let recipe = CastRecipe::new(scheme(format, group)).power_of_two();
-            check(&handle, (&matrix).into(), &x.view().into(), recipe, "one place of a tile");
+            check_cast(&handle, (&matrix).into(), &x.view().into(), recipe, "one place of a tile");
         }
     }
     // numerics.md 1.2: a maximum that is missed drops the exponent by one, in rows as long as those of models.
@@ -301,7 +286,7 @@ fn the_largest_value_is_found_wherever_it_is() {
         let matrix = MatRef::new(&data, DType::Bf16, 4, hidden).unwrap();
         for group in [CastGroup::Row, CastGroup::Group1x128, CastGroup::Group1x32] {
             let recipe = CastRecipe::new(scheme(CodeFormat::E4M3, group)).power_of_two();
-            check(&handle, (&matrix).into(), &x.view().into(), recipe, "hidden");
+            check_cast(&handle, (&matrix).into(), &x.view().into(), recipe, "hidden");
         }
     }
 }
@@ -325,7 +310,7 @@ fn requantizing() {
             let plain = CastGroup::ALL.into_iter().flat_map(|group| FORMATS.map(|format| scheme(format, group)));
             let transposed = schemes(rows).into_iter().filter(|scheme| scheme.is_transposed());
             for recipe in plain.chain(transposed).map(CastRecipe::new) {
-                check(&handle, (&matrix).into(), &(&q).into(), recipe, &format!("{rows} x {cols} of {from}"));
+                check_cast(&handle, (&matrix).into(), &(&q).into(), recipe, &format!("{rows} x {cols} of {from}"));
             }
         }
     }
@@ -351,10 +336,10 @@ fn check_gathered(
     for recipe in schemes.iter().copied().map(CastRecipe::new) {
         let plain = CastInput::from(x.view()).gathered(&index).unwrap();
         let source = CastSource::from(&matrix).gathered(&rows_of).unwrap();
-        check(handle, source, &plain, recipe, &format!("{count} rows of a plain matrix"));
+        check_cast(handle, source, &plain, recipe, &format!("{count} rows of a plain matrix"));
         let input = CastInput::from(&q).gathered(&index).unwrap();
         let source = CastSource::from(&coded).gathered(&rows_of).unwrap();
-        check(handle, source, &input, recipe, &format!("{count} rows of codes"));
+        check_cast(handle, source, &input, recipe, &format!("{count} rows of codes"));
     }
 }
 
@@ -374,7 +359,7 @@ fn gathered_rows() {
     let rows_of = RowIndex::from_device(handle.upload(&unchecked).unwrap()).unwrap();
     let recipe = CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Group1x64));
     let input = CastInput::from(x.view()).gathered(&[3, -1, -1, 49]).unwrap();
-    check(&handle, CastSource::from(&matrix).gathered(&rows_of).unwrap(), &input, recipe, "beyond the matrix");
+    check_cast(&handle, CastSource::from(&matrix).gathered(&rows_of).unwrap(), &input, recipe, "beyond the matrix");
 }
 
 /// Codes by scales that are there, and scales alone; of a plain matrix.
@@ -383,40 +368,6 @@ fn check_parts(handle: &Handle, rng: &mut Noise, (rows, cols): (usize, usize), s
     let data = device(handle, &x, DType::Bf16);
     let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
     check_parts_of(handle, rng, &|| (&matrix).into(), &x.view().into(), schemes, &format!("{rows} x {cols}"));
-}
-
-/// The same of any source.
-fn check_parts_of<'a>(
-    handle: &Handle,
-    rng: &mut Noise,
-    source: &dyn Fn() -> CastSource<'a>,
-    input: &CastInput<'_>,
-    schemes: &[CastScheme],
-    context: &str,
-) {
-    let (rows, cols) = (input.rows(), input.cols());
-    for &scheme in schemes {
-        let context = format!("{context} to {scheme}");
-        let [r, c] = scheme.group().grid(rows, cols);
-        let bytes = scheme.scales() == CastScales::Ue8m0;
-        let given: Vec<f32> = (0..r * c)
-            .map(|_| (rng.uniform() * 8.0 - 6.0).exp2())
-            .map(|s| if bytes { s.log2().ceil().exp2() } else { s })
-            .collect();
-        let want = reference::cast_with_scales(input, scheme, &given).unwrap();
-        let mut got = poisoned_cast(handle, scheme, rows, cols);
-        handle.write(&mut got.scales_mut(), &want.device_scales()).unwrap();
-        handle.cast_with_scales_into(source(), &mut got).unwrap();
-        assert_cast(handle, &got, &want, &format!("{context}, given"));
-
-        let recipe = CastRecipe::new(scheme);
-        let scales = reference::cast_scales(input, recipe).unwrap();
-        let codes = vec![0xA5; scheme.code_bytes(rows, cols)];
-        let want = HostCastMatrix::from_logical(scheme, rows, cols, codes, scales).unwrap();
-        let mut got = poisoned_cast(handle, scheme, rows, cols);
-        handle.cast_scales_into(source(), recipe, &mut got).unwrap();
-        assert_cast(handle, &got, &want, &format!("{context}, scales alone"));
-    }
 }
 
 #[test]

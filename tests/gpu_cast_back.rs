@@ -63,20 +63,42 @@ fn fp4_to_fp8_without_loss() {
         for group in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128] {
             for scales in CastScales::ALL {
                 let from = scheme(CodeFormat::E2M1, group).with_scales(scales);
-                let [r, c] = group.grid(rows, cols);
-                let codes = |rng: &mut Noise| (0..from.code_bytes(rows, cols)).map(|_| rng.bits() as u8).collect();
-                // Exponents of each group of 128: within 11 of one another, or further apart; near the least, too.
-                let base: Vec<i32> = (0..r * cols.div_ceil(128)).map(|_| (rng.bits() % 228) as i32 - 127).collect();
-                for apart in [12, 16] {
-                    let width = group.extents()[1].size(cols);
-                    let exponents = (0..r * c).map(|at| {
-                        base[at / c * cols.div_ceil(128) + at % c * width / 128] + (rng.bits() % apart) as i32
-                    });
-                    let scales: Vec<f32> = exponents.map(|e| f64::from(e).exp2() as f32).collect();
-                    check_lossless(&handle, from, rows, cols, codes(&mut rng), scales, apart == 12);
-                }
+                draw_and_check(&handle, &mut rng, from, rows, cols);
             }
         }
+    }
+}
+
+/// The same of the shapes that every cast meets; groups and orders of scales in turns where a matrix is large.
+#[test]
+fn fp4_to_fp8_of_every_shape() {
+    let Some(handle) = handle() else { return };
+    let (mut rng, mut turns) = (Noise::new(913), InTurns::default());
+    let groups = [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128];
+    let all: Vec<_> = groups
+        .into_iter()
+        .flat_map(|group| CastScales::ALL.map(|scales| scheme(CodeFormat::E2M1, group).with_scales(scales)))
+        .collect();
+    for (rows, cols) in all_shapes() {
+        let count = if rows * cols > 1 << 24 { 1 } else { 4 };
+        for from in turns.some(&all, count) {
+            draw_and_check(&handle, &mut rng, from, rows, cols);
+        }
+    }
+}
+
+/// Codes of every kind, and scales whose exponents in each group of 128 are within 11 of one another, or further apart; near the least, too.
+fn draw_and_check(handle: &Handle, rng: &mut Noise, from: CastScheme, rows: usize, cols: usize) {
+    let group = from.group();
+    let [r, c] = group.grid(rows, cols);
+    let codes = |rng: &mut Noise| (0..from.code_bytes(rows, cols)).map(|_| rng.bits() as u8).collect();
+    let base: Vec<i32> = (0..r * cols.div_ceil(128)).map(|_| (rng.bits() % 228) as i32 - 127).collect();
+    for apart in [12, 16] {
+        let width = group.extents()[1].size(cols);
+        let exponents =
+            (0..r * c).map(|at| base[at / c * cols.div_ceil(128) + at % c * width / 128] + (rng.bits() % apart) as i32);
+        let scales: Vec<f32> = exponents.map(|e| f64::from(e).exp2() as f32).collect();
+        check_lossless(handle, from, rows, cols, codes(rng), scales, apart == 12);
     }
 }
 

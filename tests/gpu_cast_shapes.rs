@@ -1,32 +1,118 @@
-//! Casts from codes, SwiGLU and its gradients, and casts back over the shapes and kinds of data of plain casts, sampled: bytes equal the
-//! reference's.
+//! Casts over shapes and kinds of data, each with each and a few of all recipes at a time: of plain numbers and of codes, parts of casts, chosen rows, what products
+//! read, and casts back. Bytes equal the reference's. `gpu_producer_shapes` does the same of what is computed before a cast.
 #![cfg(feature = "cuda")]
 
 #[path = "common/cast.rs"]
 mod cast;
 mod common;
-#[path = "common/producers.rs"]
-mod producers;
+#[path = "common/quantize.rs"]
+mod quantize;
 
 use cast::*;
 use common::*;
-use ndarray::Array2;
-use producers::*;
-use scaled_gemm::reference::{self, Swiglu};
+use quantize::Source;
+use scaled_gemm::reference::{self, CastInput};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Handle, HostCastMatrix, MatMut,
-    MatRef, SwigluGradientsInto, SwigluSource, VecRef,
+    CastGroup, CastMatrix, CastRecipe, CastSource, CodeFormat, DType, HostCastMatrix, MatMut, MatRef, Recipe, RowIndex,
+    Scheme,
 };
 
 const SHAPES: [(usize, usize); 7] = [(0, 64), (1, 64), (1, 18944), (127, 576), (129, 18944), (4001, 64), (4001, 7168)];
 
-/// Exact and powers of two of every scheme that rows allow.
-fn recipes(rows: usize) -> Vec<CastRecipe> {
-    let kinds = |scheme: CastScheme| {
-        let exact = CastRecipe::new(scheme);
-        if scheme.scales() == CastScales::Ue8m0 { vec![exact] } else { vec![exact, exact.power_of_two()] }
-    };
-    schemes(rows).into_iter().flat_map(kinds).collect()
+/// Each shape with each kind and type of data, a few of all recipes at a time.
+#[test]
+fn plain() {
+    let Some(handle) = handle() else { return };
+    let (mut rng, mut turns) = (Noise::new(926), InTurns::default());
+    for (turn, (rows, cols)) in all_shapes().enumerate() {
+        for (kind, dtype) in kinds_and_types(rows * cols, turn) {
+            let x = tall_of_kind(&mut rng, kind, rows, cols, dtype);
+            let data = handle.upload(&bytes_of(dtype, &x)).unwrap();
+            let matrix = MatRef::new(&data, dtype, rows, cols).unwrap();
+            let context = format!("{kind}, {rows} x {cols} {dtype}");
+            for recipe in turns.some(&recipes_of(rows), 3) {
+                check_cast(&handle, (&matrix).into(), &x.view().into(), recipe, &context);
+            }
+        }
+    }
+}
+
+/// Transposed codes want rows that are a multiple of 16, as none of those shapes has.
+#[test]
+fn transposed() {
+    let Some(handle) = handle() else { return };
+    let (mut rng, mut turns) = (Noise::new(927), InTurns::default());
+    let all: Vec<_> = recipes_of(16).into_iter().filter(|recipe| recipe.scheme().is_transposed()).collect();
+    let shapes = [16, 128, 4000].into_iter().flat_map(|rows| SHAPE_COLS.map(|cols| (rows, cols)));
+    for (turn, (rows, cols)) in shapes.enumerate() {
+        for (kind, dtype) in kinds_and_types(rows * cols, turn) {
+            let x = tall_of_kind(&mut rng, kind, rows, cols, dtype);
+            let data = handle.upload(&bytes_of(dtype, &x)).unwrap();
+            let matrix = MatRef::new(&data, dtype, rows, cols).unwrap();
+            let context = format!("{kind}, {rows} x {cols} {dtype}");
+            for recipe in turns.some(&all, 2) {
+                check_cast(&handle, (&matrix).into(), &x.view().into(), recipe, &context);
+            }
+        }
+    }
+}
+
+/// Codes by given scales, scales alone, and rows that are chosen, of plain numbers and of codes.
+#[test]
+fn parts_and_chosen_rows() {
+    let Some(handle) = handle() else { return };
+    let (mut rng, mut turns) = (Noise::new(928), InTurns::default());
+    let sources = recipes_of(1);
+    for (turn, (rows, cols)) in all_shapes().enumerate() {
+        let schemes = schemes(rows);
+        // One kind and type of data for each of a few ways; one way where the matrix is large.
+        let ways = if rows * cols > 1 << 22 { 1 } else { 4 };
+        for way in 0..ways {
+            let (kind, dtype) = (KINDS[(turn + 3 * way) % 8], INPUTS[(turn + way) % 3]);
+            let x = tall_of_kind(&mut rng, kind, rows, cols, dtype);
+            let data = handle.upload(&bytes_of(dtype, &x)).unwrap();
+            let matrix = MatRef::new(&data, dtype, rows, cols).unwrap();
+            let context = format!("{kind}, {rows} x {cols} {dtype}");
+            let some = turns.some(&schemes, 2);
+            check_parts_of(&handle, &mut rng, &|| (&matrix).into(), &x.view().into(), &some, &context);
+
+            // Rows of zeros among them; of a matrix of fewer rows than are chosen, which for no rows are none.
+            let of = 53.min(rows.max(1));
+            let x = of_kind(&mut rng, kind, of, cols, dtype);
+            let data = handle.upload(&bytes_of(dtype, &x)).unwrap();
+            let matrix = MatRef::new(&data, dtype, of, cols).unwrap();
+            let index: Vec<i32> =
+                (0..rows).map(|i| if i % 5 == 3 { -1 - i as i32 } else { rng.below(of) as i32 }).collect();
+            let chosen = RowIndex::new(&handle, &index, of).unwrap();
+            let from = sources[(turn * 11 + way * 5) % sources.len()];
+            // As a byte the scale of an infinity would be NaN, which no input may have.
+            let finite = x.mapv(|v| if v.is_infinite() { 1.0 } else { v });
+            let q = reference::cast(&finite.view().into(), from).unwrap();
+            let coded = CastMatrix::from_host(&handle, &q).unwrap();
+            for recipe in turns.some(&recipes_of(rows), 2) {
+                let input = CastInput::from(x.view()).gathered(&index).unwrap();
+                let source = CastSource::from(&matrix).gathered(&chosen).unwrap();
+                check_cast(&handle, source, &input, recipe, &format!("rows chosen of {of}, {context}"));
+                let input = CastInput::from(&q).gathered(&index).unwrap();
+                let source = CastSource::from(&coded).gathered(&chosen).unwrap();
+                check_cast(&handle, source, &input, recipe, &format!("rows chosen of {of} of {from:?}, {context}"));
+            }
+        }
+    }
+}
+
+/// What products read, by the usual recipe of each scheme, as the matrix lies and transposed.
+#[test]
+fn what_products_read() {
+    let Some(handle) = handle() else { return };
+    let (mut rng, mut turns) = (Noise::new(929), InTurns::default());
+    let recipes = Scheme::ALL.map(Recipe::new);
+    for (turn, (rows, cols)) in all_shapes().enumerate() {
+        for (kind, dtype) in kinds_and_types(rows * cols, turn) {
+            let x = Source::new(&handle, tall_of_kind(&mut rng, kind, rows, cols, dtype), dtype);
+            turns.some(&recipes, 1).into_iter().for_each(|recipe| x.check(&handle, recipe));
+        }
+    }
 }
 
 /// Every grouping with every other would take hours: each is met, as a source and as a target, and the pairs are others in each shape.
@@ -36,7 +122,7 @@ fn codes_to_codes() {
     let mut rng = Noise::new(920);
     for (shape, (rows, cols)) in SHAPES.into_iter().enumerate() {
         let x = of_kind(&mut rng, ["nan", "outliers", "powers"][shape % 3], rows, cols, DType::F32);
-        let (sources, targets) = (recipes(1), recipes(rows));
+        let (sources, targets) = (recipes_of(1), recipes_of(rows));
         // The reference takes a tenth of a second for the largest.
         let step = if rows * cols > 1 << 22 { 17 } else { 3 };
         for (at, from) in sources.iter().enumerate().skip(shape % step).step_by(step) {
@@ -109,83 +195,12 @@ fn sixteen_neighbours_of_all_sizes() {
             for stride in [cols, cols + 8] {
                 let buffer = upload_strided(&handle, &x, dtype, stride, 0);
                 let matrix = MatRef::new(&buffer, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
-                for recipe in recipes(1).into_iter().filter(|recipe| groups.contains(&recipe.scheme().group())) {
+                for recipe in recipes_of(1).into_iter().filter(|recipe| groups.contains(&recipe.scheme().group())) {
                     let want = reference::cast(&x.view().into(), recipe).unwrap();
                     let mut got = poisoned_cast(&handle, recipe.scheme(), rows, cols);
                     handle.cast_into(&matrix, recipe, &mut got).unwrap();
                     assert_cast(&handle, &got, &want, &format!("{rows} x {cols} {dtype}, stride {stride}, {recipe:?}"));
                 }
-            }
-        }
-    }
-}
-
-fn check_swiglu(handle: &Handle, x: &Array2<f32>, dtype: DType, recipe: CastRecipe, context: &str) {
-    let (rows, half) = (x.nrows(), x.ncols() / 2);
-    let (values, _) = reference::swiglu(x.view(), &Swiglu::default()).unwrap();
-    let per_channel = recipe.scheme().group().is_per_channel();
-    let values = if per_channel { reference::round_values(values, DType::Bf16) } else { values };
-    let want = reference::cast(&values.view().into(), recipe).unwrap();
-    let data = handle.upload(&bytes_of(dtype, x)).unwrap();
-    let matrix = MatRef::new(&data, dtype, rows, 2 * half).unwrap();
-    let mut got = poisoned_cast(handle, recipe.scheme(), rows, half);
-    handle.cast_into(SwigluSource::new(&matrix).unwrap(), recipe, &mut got).unwrap();
-    assert_cast(handle, &got, &want, &format!("SwiGLU of {context}, {rows} x {half} {dtype}, to {recipe:?}"));
-}
-
-#[test]
-fn swiglu() {
-    let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(921);
-    for (shape, (rows, half)) in [(4001, 64), (4001, 1024), (129, 18944), (1, 18944)].into_iter().enumerate() {
-        let gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
-        let step = if rows * half > 1 << 20 { 11 } else { 3 };
-        for recipe in recipes(rows).into_iter().skip(shape % step).step_by(step) {
-            check_swiglu(&handle, &gated.x, DType::Bf16, recipe, "mixed numbers");
-        }
-    }
-    // Every kind of data to every recipe: column-major, bytes, powers of two, transposed.
-    for kind in ["zeros", "subnormal", "tiny", "powers", "ties", "outliers", "specials"] {
-        for dtype in INPUTS {
-            let x = of_kind(&mut rng, kind, 160, 2 * 144, dtype);
-            for recipe in recipes(160) {
-                check_swiglu(&handle, &x, dtype, recipe, kind);
-            }
-        }
-    }
-}
-
-#[test]
-fn gradients() {
-    let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(922);
-    let kinds = ["nan", "zeros", "subnormal", "powers", "ties", "outliers"];
-    let cases = [(4001, 128), (4001, 1024), (129, 9472), (1, 18944)].into_iter().map(|shape| (shape, "nan"));
-    let cases: Vec<_> = cases.chain(kinds.map(|kind| ((96, 256), kind))).collect();
-    for ((rows, half), kind) in cases {
-        let gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
-        let x = if kind == "nan" { gated.x.clone() } else { of_kind(&mut rng, kind, rows, 2 * half, DType::Bf16) };
-        let g = of_kind(&mut rng, if kind == "nan" { "outliers" } else { kind }, rows, half, DType::Bf16);
-        let [x_there, g_there] = [&x, &g].map(|m| handle.upload(&bytes_of(DType::Bf16, m)).unwrap());
-        let matrix = MatRef::new(&x_there, DType::Bf16, rows, 2 * half).unwrap();
-        let gradient = MatRef::new(&g_there, DType::Bf16, rows, half).unwrap();
-        for (way, scales) in CastScales::ALL.into_iter().enumerate() {
-            let group = [CastGroup::Group1x128, CastGroup::Group1x32][way % 2];
-            let exact = CastRecipe::new(scheme(CodeFormat::E4M3, group).with_scales(scales));
-            for recipe in [exact, exact.power_of_two()] {
-                let all = way != 1;
-                let want = reference::swiglu_backward(x.view(), g.view(), &gated.options(all)).unwrap();
-                let want = reference::cast(&want.x.view().into(), recipe).unwrap();
-                let mut source = SwigluSource::new(&matrix).unwrap();
-                if all {
-                    let weights = VecRef::new(&gated.weights_there, DType::F32, rows).unwrap();
-                    source = source.with_clamp(10.0).unwrap().with_weights(weights).unwrap();
-                    source = source.with_experts(&gated.experts_there).unwrap();
-                }
-                let mut dx = poisoned_cast(&handle, recipe.scheme(), rows, 2 * half);
-                let into = SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() };
-                handle.swiglu_backward(source, &gradient, into).unwrap();
-                assert_cast(&handle, &dx, &want, &format!("gradients of {kind}, {rows} x {half}, {recipe:?}"));
             }
         }
     }
@@ -197,7 +212,7 @@ fn back() {
     let mut rng = Noise::new(923);
     for (rows, cols, step) in [(4001, 7168, 9), (4001, 64, 1), (127, 18944, 5), (1, 576, 1)] {
         let x = of_kind(&mut rng, "outliers", rows, cols, DType::F32);
-        for (at, recipe) in recipes(rows).into_iter().enumerate().step_by(step) {
+        for (at, recipe) in recipes_of(rows).into_iter().enumerate().step_by(step) {
             let q = reference::cast(&x.view().into(), recipe).unwrap();
             let there = CastMatrix::from_host(&handle, &q).unwrap();
             let dtype = INPUTS[at % 3];

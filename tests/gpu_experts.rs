@@ -1,6 +1,6 @@
 //! Rows of experts on the GPU: one cast of the whole padded buffer and one grouped product, captured into one graph whose launches find other
-//! tokens and counts, give what each expert gives alone, bit for bit; so do slots of other pairs. What lies between groups is cleared, and gradients
-//! are those of f64 sums.
+//! tokens and counts, give what each expert gives alone, bit for bit; so do slots of other pairs. Gradients are those of f64 sums. What is done to rows before they are
+//! multiplied is in `gpu_experts_rows`.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -14,9 +14,6 @@ use scaled_gemm::{
     GroupedRows, GroupedWeightGradient, Handle, HostParts, HostQuantMatrix, KernelFamily, MatMut, MatRef, PlanOptions,
     QuantMatrix, QuantizeTo, Recipe, Scheme, Sm90Config, VecRef,
 };
-
-/// What rows hold that nobody may have written.
-const POISON: u8 = 0xA5;
 
 const A: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
 const B: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
@@ -106,136 +103,6 @@ fn matrix(rng: &mut Noise, rows: usize, cols: usize) -> Array2<f32> {
 
 fn on_device(handle: &Handle, x: &Array2<f32>) -> DeviceBuffer {
     handle.upload(&bytes_of(DType::Bf16, x.iter())).unwrap()
-}
-
-/// Small, for runs under a sanitizer, too. Rows at any stride and alignment.
-#[test]
-fn what_lies_between_groups_becomes_zeros() {
-    let Some(handle) = handle() else { return };
-    let rows = 40;
-    // Slots of eight: all of it, none, more than there is, less than none, a part.
-    let counts = [8i64, 0, 9, -1, 3];
-    // In order, with one count below none; up to the next group alone, at an odd row, before an earlier one.
-    let in_order = ([0i64, 8, 12, 24, 32], [(0, 8), (8, 0), (12, 9), (24, 0), (32, 3)], 1);
-    let odd = ([4i64, 9, 16, 20, 12], [(4, 5), (9, 0), (16, 4), (20, 0), (12, 0)], 4);
-    // Of slots 9 of 8 rows and -1.
-    let slots = ([0i64; 5], [(0, 8), (8, 0), (16, 8), (24, 0), (32, 3)], 2);
-    let counts_on = handle.upload(&counts).unwrap();
-    for (dtype, cols, gap, skip) in [(DType::Bf16, 24, 0, 0), (DType::Bf16, 21, 3, 1), (DType::F32, 300, 5, 3)] {
-        for (masked, (starts, taken, bad)) in [(true, slots), (false, in_order), (false, odd)] {
-            let size = dtype.bytes();
-            let stride = cols + gap;
-            let lies = |row: usize| taken.iter().any(|(start, count)| (*start..start + count).contains(&row));
-            let starts_on = handle.upload(&starts).unwrap();
-            let mut want = vec![POISON; (skip + rows * stride) * size];
-            for row in (0..rows).filter(|row| !lies(*row)) {
-                want[(skip + row * stride) * size..][..cols * size].fill(0);
-            }
-            let mut x = upload(&handle, &vec![POISON; want.len()]);
-            let mut clamped = handle.upload(&[77u32]).unwrap();
-            let places = match masked {
-                true => GroupedRows::Masked { slot_rows: 8, counts: counts_on.view() },
-                false => GroupedRows::Contiguous { starts: starts_on.view(), counts: counts_on.view() },
-            };
-            let mut inside = x.slice_mut(skip * size..);
-            let mut of = MatMut::new(&mut inside, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
-            handle.clear_between_groups(&mut of, 5, &places, Some(&mut clamped.view_mut())).unwrap();
-            handle.clear_between_groups(&mut of, 5, &places, None).unwrap();
-            let what = format!("{dtype}, {cols} columns, masked {masked}");
-            assert!(handle.stream().clone_dtoh(&x).unwrap() == want, "{what}");
-            assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [bad], "{what}");
-        }
-    }
-    // More groups than a warp has lanes: the last starts behind all others, and the one before it too early.
-    let mut starts: Vec<i64> = (0..70).map(|g| 4 * g).collect();
-    starts[68] = 100;
-    let counts_of_many: Vec<i64> = (0..70).map(|g| g % 5).collect();
-    let taken = |g: usize| if g == 67 || g == 68 { 0 } else { counts_of_many[g].min(4) as usize };
-    let mut x = upload(&handle, &vec![POISON; 280 * 16]);
-    let (starts_on, many_on) = (handle.upload(&starts).unwrap(), handle.upload(&counts_of_many).unwrap());
-    let places = GroupedRows::Contiguous { starts: starts_on.view(), counts: many_on.view() };
-    let mut clamped = handle.upload(&[77u32]).unwrap();
-    let mut of = MatMut::new(&mut x, DType::Bf16, 280, 8).unwrap();
-    handle.clear_between_groups(&mut of, 70, &places, Some(&mut clamped.view_mut())).unwrap();
-    let found = handle.stream().clone_dtoh(&x).unwrap();
-    for (row, bytes) in found.chunks(16).enumerate() {
-        let is_taken = row % 4 < taken(row / 4);
-        assert!(bytes.iter().all(|byte| *byte == if is_taken { POISON } else { 0 }), "row {row}");
-    }
-    assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [2]);
-    let mut x = handle.alloc(rows * 48).unwrap();
-    let mut x = MatMut::new(&mut x, DType::Bf16, rows, 24).unwrap();
-    let mut refused = |slot_rows, groups, words: &[&str]| {
-        let places = GroupedRows::Masked { slot_rows, counts: counts_on.view() };
-        let text = handle.clear_between_groups(&mut x, groups, &places, None).unwrap_err().to_string();
-        assert!(words.iter().all(|word| text.contains(word)), "{text}");
-    };
-    refused(6, 5, &["slots of 6", "multiple of 4"]);
-    refused(8, 6, &["counts of groups", "40 bytes", "48"]);
-    refused(12, 5, &["5 groups, slots of 12 rows, in 40"]);
-}
-
-/// Codes, scales and block scales of `count` rows from row `from` on, which begins a tile of 128.
-fn parts_of(q: &HostQuantMatrix, from: usize, count: usize) -> (Vec<u8>, Vec<u32>, Vec<u8>) {
-    let (scheme, rows) = (q.scheme(), q.rows());
-    let row = q.logical_codes().len() / rows;
-    let codes = q.logical_codes()[from * row..(from + count) * row].to_vec();
-    let ([_, across], tall) = (scheme.scale_grid(rows, K), scheme.spec().group_rows.size(rows));
-    let scales = &q.logical_scales()[from / tall * across..(from + count).div_ceil(tall) * across];
-    let [_, blocks] = scheme.block_grid(rows, K);
-    let block_scales = q.logical_block_scales()[from * blocks..(from + count) * blocks].to_vec();
-    (codes, scales.iter().map(|scale| scale.to_bits()).collect(), block_scales)
-}
-
-/// One cast of the whole padded buffer, behind zeros for what lies between: of each group the bytes that the reference gives for its rows
-/// alone, whatever the counts of a launch are.
-#[test]
-fn casts_behind_zeros_between_groups_are_those_of_each_group() {
-    let Some(handle) = handle() else { return };
-    handle.load_kernels(&[KernelFamily::Grouped]).unwrap();
-    let (rows, starts) = (ROOM.iter().sum::<usize>(), starts());
-    let places = handle.upload(&starts.map(|start| start as i64)).unwrap();
-    let mut rng = Noise::new(53);
-    for format in Fp8Format::ALL {
-        for scheme in [
-            Scheme::Fp8Group128x128(format),
-            Scheme::Fp8Group1x128(format),
-            Scheme::Fp8Row(format),
-            Scheme::Mxfp8(format),
-            Scheme::Mxfp4,
-        ] {
-            let mut tokens = handle.alloc(rows * K * 2).unwrap();
-            let mut counts = handle.upload(&[0i64; EXPERTS]).unwrap();
-            let mut clamped = handle.upload(&[77u32]).unwrap();
-            let mut q = QuantMatrix::zeros(&handle, scheme, rows, K).unwrap();
-            let graph = capture_owned(&handle, || {
-                let groups = GroupedRows::Contiguous { starts: places.view(), counts: counts.view() };
-                let mut x = MatMut::new(&mut tokens, DType::Bf16, rows, K)?;
-                handle.clear_between_groups(&mut x, EXPERTS, &groups, Some(&mut clamped.view_mut()))?;
-                let x = MatRef::new(&tokens, DType::Bf16, rows, K)?;
-                handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Plain(&mut q))
-            });
-            let graph = graph.unwrap();
-            for found in [[100, 256, 0, 133, 1], [0; EXPERTS], ROOM, [1, 2, 128, 300, 77]] {
-                let mut x = spread(&mut rng, rows, K, DType::Bf16);
-                for (g, (start, count)) in starts.into_iter().zip(found).enumerate() {
-                    // Larger than all numbers of a group, and a number: it would decide scales.
-                    x.slice_mut(s![start + count..start + ROOM[g], ..]).fill(3e38);
-                }
-                handle.write(&mut tokens.view_mut(), &bytes_of(DType::Bf16, x.iter())).unwrap();
-                handle.write(&mut counts.view_mut(), &found.map(|count| count as i64)).unwrap();
-                handle.launch(&graph).unwrap();
-                let got = q.to_host(&handle).unwrap();
-                for (start, count) in starts.into_iter().zip(found).filter(|(_, count)| *count > 0) {
-                    let own = x.slice(s![start..start + count, ..]);
-                    let want = reference::quantize(own, DType::Bf16, Recipe::new(scheme)).unwrap();
-                    let same = parts_of(&got, start, count) == parts_of(&want, 0, count);
-                    assert!(same, "{scheme}, counts {found:?}, the {count} rows from {start} on");
-                }
-                assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [0], "{scheme}, counts {found:?}");
-            }
-        }
-    }
 }
 
 /// The product of all slots, to F32.
@@ -369,7 +236,8 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
     let (x, w) = (of_groups(SLOT), of_groups(OUT));
     let bias: Vec<f32> = (0..GROUPS * OUT).map(|j| j as f32 * 0.25 - 7.0).collect();
     let (x_on, w_on) = (on_device(&handle, &x), on_device(&handle, &w));
-    let (bias_on, counts) = (handle.upload(&bias).unwrap(), handle.upload(&[1i64, 0, 256]).unwrap());
+    let (bias_on, mut counts) = (handle.upload(&bias).unwrap(), handle.upload(&[1i64, 0, 256]).unwrap());
+    let mut clamped = handle.alloc(4).unwrap();
     let whole = |x: &Array2<f32>| x.mapv(f64::from);
     for (a_scheme, b_scheme, least) in [
         // Two bits of mantissa are 6 dB less than three.
@@ -393,11 +261,12 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
         };
         let (a, b) = (quantized(&x_on, GROUPS * SLOT, a_scheme), quantized(&w_on, GROUPS * OUT, b_scheme));
         let mut d = handle.alloc(GROUPS * SLOT * (OUT + 8) * 4).unwrap();
-        let call = |d: &mut DeviceBuffer, explains: bool| {
+        let call = |d: &mut DeviceBuffer, counts: &DeviceBuffer, clamped: &mut DeviceBuffer, explains: bool| {
             let rows = GroupedRows::Masked { slot_rows: SLOT, counts: counts.view() };
             let d = MatMut::new(d, DType::F32, GROUPS * SLOT, OUT)?.with_row_stride(OUT + 8)?;
             let bias = VecRef::new(&bias_on, DType::F32, GROUPS * OUT)?;
             let mut args = GroupedGemmArgs::new(&a, &b, GROUPS, rows, d).bias(bias).alpha(0.5);
+            args = args.clamped(clamped.view_mut());
             if explains {
                 let text = args.explain(&handle)?;
                 assert!(
@@ -409,8 +278,17 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
             }
             handle.grouped_gemm(args)
         };
-        call(&mut d, true).unwrap();
+        // Counts are not read but for how many make no sense.
+        let of_clamped = |clamped: &DeviceBuffer| handle.read::<u32>(&clamped.view()).unwrap();
+        handle.write(&mut counts.view_mut(), &[1i64, 0, 256]).unwrap();
+        handle.write(&mut clamped.view_mut(), &[77u32]).unwrap();
+        call(&mut d, &counts, &mut clamped, true).unwrap();
+        assert_eq!(of_clamped(&clamped), [0], "{what}");
         let got: Vec<f32> = handle.read(&d.view()).unwrap();
+        handle.write(&mut counts.view_mut(), &[-1i64, 257, 256]).unwrap();
+        call(&mut d, &counts, &mut clamped, false).unwrap();
+        assert_eq!(of_clamped(&clamped), [2], "{what}");
+        assert!(handle.read::<f32>(&d.view()).unwrap() == got, "{what}, counts that make no sense");
         for g in 0..GROUPS {
             let cut = |x: &Array2<f32>, rows: usize| x.slice(s![g * rows..(g + 1) * rows, ..]).to_owned();
             let (x, w) = (cut(&x, SLOT), cut(&w, OUT));
@@ -434,10 +312,14 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
             assert!(db >= least, "{what}, group {g}: {db:.1} dB");
         }
         // Planned by then, so that a graph takes it.
-        let graph = capture_owned(&handle, || call(&mut d, false)).unwrap();
-        handle.write(&mut d.view_mut(), &vec![0f32; got.len()]).unwrap();
-        handle.launch(&graph).unwrap();
-        assert!(handle.read::<f32>(&d.view()).unwrap() == got, "{what}, captured");
+        let graph = capture_owned(&handle, || call(&mut d, &counts, &mut clamped, false)).unwrap();
+        for (found, bad) in [([256i64, 3, -5], 1), ([0, 0, 0], 0), ([i64::MAX, i64::MIN, 300], 3)] {
+            handle.write(&mut counts.view_mut(), &found).unwrap();
+            handle.write(&mut d.view_mut(), &vec![0f32; got.len()]).unwrap();
+            handle.launch(&graph).unwrap();
+            assert!(handle.read::<f32>(&d.view()).unwrap() == got, "{what}, captured");
+            assert_eq!(of_clamped(&clamped), [bad], "{what}, captured, counts {found:?}");
+        }
     }
 
     // What cannot be cut, or where nobody knows where.
@@ -464,32 +346,46 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
     refused(vectors, slots(SLOT), &["lie by columns"]);
 }
 
+/// Normal numbers, and among them some a hundred times as large.
+fn with_outliers(rng: &mut Noise, rows: usize, cols: usize) -> Array2<f32> {
+    let x = matrix(rng, rows, cols);
+    x.mapv(|v| if rng.below(512) == 0 { round_to(DType::Bf16, v * 100.0) } else { v })
+}
+
 /// Forward, dX and dW of three experts, of whose counts a graph of dW finds others at each launch, against f64 sums.
 #[test]
 fn gradients_of_experts() {
-    let Some(handle) = handle() else { return };
-    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} has no grouped product of blocks", handle.device());
-        return;
-    }
+    let Some(handle) = handle_with(KernelFamily::Sm90) else { return };
+    // A sum of few terms is as exact as its terms.
+    check_gradients(&handle, matrix, |count| if count == 1 { 26.0 } else { 28.0 });
+}
+
+/// The same with outliers, beside which other numbers of their group lose digits.
+#[test]
+fn gradients_of_experts_with_outliers() {
+    let Some(handle) = handle_with(KernelFamily::Sm90) else { return };
+    check_gradients(&handle, with_outliers, |_| 25.0);
+}
+
+fn check_gradients(handle: &Handle, drawn: fn(&mut Noise, usize, usize) -> Array2<f32>, least: fn(usize) -> f64) {
     let (features, rows) = (384, GROUPS * SLOT);
     let mut rng = Noise::new(47);
-    let [w, x, dy] = [(GROUPS * OUT, features), (rows, features), (rows, OUT)].map(|(r, c)| matrix(&mut rng, r, c));
+    let [w, x, dy] = [(GROUPS * OUT, features), (rows, features), (rows, OUT)].map(|(r, c)| drawn(&mut rng, r, c));
     let mut turned = Array2::zeros((GROUPS * features, OUT));
     for g in 0..GROUPS {
         let own = w.slice(s![g * OUT..(g + 1) * OUT, ..]);
         turned.slice_mut(s![g * features..(g + 1) * features, ..]).assign(&own.t());
     }
-    let (mut x_on, mut dy_on) = (on_device(&handle, &x), on_device(&handle, &dy));
+    let (mut x_on, mut dy_on) = (on_device(handle, &x), on_device(handle, &dy));
     let mut counts = handle.upload(&[0i64; GROUPS]).unwrap();
     let quantized = |x: &Array2<f32>, scheme| {
-        let on = on_device(&handle, x);
+        let on = on_device(handle, x);
         handle.quantize(&MatRef::new(&on, DType::Bf16, x.nrows(), x.ncols()).unwrap(), Recipe::new(scheme)).unwrap()
     };
     let (weights, weights_t) = (quantized(&w, B), quantized(&turned, B));
-    let zeros = |rows| -> Vec<_> { (0..GROUPS).map(|_| QuantMatrix::zeros(&handle, A, rows, SLOT).unwrap()).collect() };
+    let zeros = |rows| -> Vec<_> { (0..GROUPS).map(|_| QuantMatrix::zeros(handle, A, rows, SLOT).unwrap()).collect() };
     let (mut x_t, mut dy_t) = (zeros(features), zeros(OUT));
-    let mut a = [features, OUT].map(|cols| QuantMatrix::zeros(&handle, A, rows, cols).unwrap());
+    let mut a = [features, OUT].map(|cols| QuantMatrix::zeros(handle, A, rows, cols).unwrap());
     let mut y = handle.alloc(rows * OUT * 2).unwrap();
     let mut dx = handle.alloc(rows * features * 2).unwrap();
     let mut dw = handle.upload(&vec![0f32; GROUPS * OUT * features]).unwrap();
@@ -515,7 +411,7 @@ fn gradients_of_experts() {
         handle.grouped_weight_gradient(GroupedWeightGradient::new(&dy_t, &x_t, dw))
     };
     step().unwrap();
-    let graph = capture_owned(&handle, &mut step).unwrap();
+    let graph = capture_owned(handle, &mut step).unwrap();
     for found in [[256usize, 256, 256], [100, 0, 133], [0; GROUPS], [1, 256, 77]] {
         // Between groups lies anything.
         let (mut all_x, mut all_dy) = (x.clone(), dy.clone());
@@ -547,16 +443,15 @@ fn gradients_of_experts() {
             let db = |exact: Array2<f64>, found: Vec<f32>| sqnr_db(&exact.iter().copied().collect::<Vec<_>>(), &found);
             let rows_of = |d: &Array2<f32>| d.slice(taken).iter().copied().collect::<Vec<_>>();
             let kept = [db(x.dot(&w.t()), rows_of(&y)), db(dy.dot(&w), rows_of(&dx)), db(dy.t().dot(&x), own.to_vec())];
-            // A sum of few terms is as exact as its terms.
-            let least = if count == 1 { 26.0 } else { 28.0 };
-            assert!(kept.iter().all(|db| *db >= least), "{found:?}, group {g}: {kept:.1?} dB");
+            println!("{found:?}, group {g}: {kept:.1?} dB");
+            assert!(kept.iter().all(|db| *db >= least(count)), "{found:?}, group {g}: {kept:.1?} dB");
         }
     }
     let (other, mut d) = (zeros(features), handle.alloc(GROUPS * OUT * features * 4).unwrap());
     let mut of = |dy: &[QuantMatrix], rows: usize| {
         let dw = MatMut::new(&mut d, DType::F32, rows, features).unwrap();
         let mut of = GroupedWeightGradient::new(dy, &other, dw);
-        of.explain(&handle).and_then(|text| handle.grouped_weight_gradient(of).map(|()| text))
+        of.explain(handle).and_then(|text| handle.grouped_weight_gradient(of).map(|()| text))
     };
     let text = of(&zeros(OUT), GROUPS * OUT).unwrap();
     assert!(text.contains("one product a group") && text.contains("GroupedWeightGradient::whole"), "{text}");

@@ -1,11 +1,12 @@
 //! Gradients of the matrices of experts in one launch, groups along k: the bits of one product a group of the rows that it has, in every configuration, in
-//! slots and one behind the other, whatever numbers the device finds; a captured graph takes any counts.
+//! slots and one behind the other, whatever numbers the device finds; a captured graph takes any counts. One product a group of every pair of schemes, within the bound.
 #![cfg(feature = "cuda")]
 
 mod common;
 
 use common::*;
 use ndarray::{Array2, s};
+use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, gemm_bound};
 use scaled_gemm::{
     Accumulate, DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedRows, GroupedWeightGradient,
     Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Result, Scheme, Sm90Config,
@@ -220,6 +221,88 @@ fn a_captured_graph_takes_any_counts() {
         let same = found_dw.iter().zip(&want).all(|(found, want)| found.to_bits() == want.to_bits());
         assert!(same, "counts {found:?}");
     }
+}
+
+/// One product a group of slots of every pair of schemes that is multiplied: added to what dW holds, within the bound of the codes that the CPU makes of each slot;
+/// captured. Pairs that no product has are refused.
+#[test]
+fn one_product_a_group_of_every_pair() {
+    let Some(handle) = handle() else { return };
+    let (groups, slot, [e4m3, e5m2]) = (3, 256, [Fp8Format::E4M3, Fp8Format::E5M2]);
+    let of = Experts::new(79, groups * slot, groups);
+    let [dy_on, x_on] = [&of.dy, &of.x].map(|x| handle.upload(&bytes_of(DType::Bf16, x)).unwrap());
+    let on = |on, cols| MatRef::new(on, DType::Bf16, groups * slot, cols).unwrap();
+    let (dy, x) = (on(&dy_on, OUT), on(&x_on, FEATURES));
+    let before = Array2::from_shape_vec((groups * OUT, STRIDE), of.dw.clone()).unwrap();
+    let mut multiplied = 0;
+    for (dy_scheme, x_scheme) in [
+        (Scheme::Fp8Tensor(e4m3), Scheme::Fp8Tensor(e4m3)),
+        (Scheme::Fp8Tensor(e5m2), Scheme::Fp8Tensor(e4m3)),
+        (Scheme::Fp8Row(e4m3), Scheme::Fp8Row(e4m3)),
+        (Scheme::Fp8Row(e5m2), Scheme::Fp8Row(e4m3)),
+        (Scheme::Fp8Group1x128(e5m2), Scheme::Fp8Group1x128(e4m3)),
+        (Scheme::Fp8Group1x128(e4m3), Scheme::Fp8Group128x128(e4m3)),
+        (Scheme::Mxfp8(e4m3), Scheme::Mxfp8(e4m3)),
+        (Scheme::Mxfp8(e5m2), Scheme::Mxfp8(e4m3)),
+        (Scheme::Mxfp4, Scheme::Mxfp4),
+        (Scheme::Nvfp4, Scheme::Nvfp4),
+        (Scheme::Nvfp4Row, Scheme::Nvfp4Row),
+        (Scheme::Nvfp4Row, Scheme::Nvfp4),
+        // Of two matrices in E5M2, of scales that do not go together, and of tiles on both sides there is no product.
+        (Scheme::Fp8Tensor(e5m2), Scheme::Fp8Tensor(e5m2)),
+        (Scheme::Fp8Row(e4m3), Scheme::Fp8Tensor(e4m3)),
+        (Scheme::Fp8Group128x128(e4m3), Scheme::Fp8Group128x128(e4m3)),
+        (Scheme::Nvfp4, Scheme::Mxfp8(e4m3)),
+    ] {
+        let what = format!("{dy_scheme} x {x_scheme}");
+        let slots =
+            |scheme, rows| -> Vec<_> { (0..groups).map(|_| poisoned_matrix(&handle, scheme, rows, slot)).collect() };
+        let (mut dy_t, mut x_t) = (slots(dy_scheme, OUT), slots(x_scheme, FEATURES));
+        let mut dw = handle.upload(&of.dw).unwrap();
+        let step = |dw: &mut DeviceBuffer, dy_t: &mut [QuantMatrix], x_t: &mut [QuantMatrix]| {
+            handle.quantize_slots_transposed_into(&dy, Recipe::new(dy_scheme), dy_t)?;
+            handle.quantize_slots_transposed_into(&x, Recipe::new(x_scheme), x_t)?;
+            handle.grouped_weight_gradient(GroupedWeightGradient::new(dy_t, x_t, target(dw, groups)))
+        };
+        let desc = GemmDesc::new(OUT, FEATURES, slot, dy_scheme, x_scheme, DType::F32);
+        let served = handle.supports(&desc.with_accumulate(Accumulate::Add));
+        let done = step(&mut dw, &mut dy_t, &mut x_t);
+        if served.is_err() {
+            let text = done.unwrap_err().to_string();
+            assert!(text.contains(&what), "{what}: {text}");
+            assert!(handle.read::<f32>(&dw.view()).unwrap() == of.dw, "{what}: a refused product was stored");
+            println!("refused: {text}");
+            continue;
+        }
+        done.unwrap_or_else(|e| panic!("{what}: {e}"));
+        multiplied += 1;
+        let found = handle.read::<f32>(&dw.view()).unwrap();
+        let all = Array2::from_shape_vec((groups * OUT, STRIDE), found.clone()).unwrap();
+        assert!(all.slice(s![.., FEATURES..]) == before.slice(s![.., FEATURES..]), "{what}: written between rows");
+        for g in 0..groups {
+            let rows = s![g * slot..(g + 1) * slot, ..];
+            let cast = |x: &Array2<f32>, scheme| {
+                reference::quantize_transposed(x.slice(rows), DType::Bf16, Recipe::new(scheme)).unwrap()
+            };
+            let (a, b) = (cast(&of.dy, dy_scheme), cast(&of.x, x_scheme));
+            assert_device_bits(&handle, &dy_t[g], &a, &format!("{what}: dY of group {g}"));
+            assert_device_bits(&handle, &x_t[g], &b, &format!("{what}: X of group {g}"));
+            let part = s![g * OUT..(g + 1) * OUT, ..FEATURES];
+            let wide = dy_scheme.spec().block.is_some();
+            let accumulator = if wide { Accumulator::TensorCoreWide } else { Accumulator::TensorCorePromoted };
+            let old = before.slice(part).to_owned();
+            let inputs = GemmInputs { accumulate: Some((1.0, old.view())), ..GemmInputs::new(&a, &b, DType::F32) };
+            let bound = gemm_bound(&inputs, accumulator, Gelu::Ieee).unwrap();
+            bound.check(all.slice(part).to_owned().view()).unwrap_or_else(|e| panic!("{what}, group {g}: {e}"));
+        }
+        // Planned by then.
+        let graph = capture_owned(&handle, || step(&mut dw, &mut dy_t, &mut x_t)).unwrap();
+        handle.write(&mut dw.view_mut(), &of.dw).unwrap();
+        handle.launch(&graph).unwrap();
+        assert!(handle.read::<f32>(&dw.view()).unwrap() == found, "{what}, captured");
+    }
+    let hopper = KernelFamily::Sm90.runs_on(handle.device().compute_capability);
+    assert!(!hopper || multiplied == 12, "{multiplied} pairs are multiplied, and twelve were");
 }
 
 #[test]

@@ -164,6 +164,18 @@ fn gradients_of_every_activation_and_type() {
     }
 }
 
+/// Of more members than blocks find themselves, so that a plan goes before: of numbers that are not all zeros, for each activation, types and offsets in turns.
+#[test]
+fn gradients_of_many_members() {
+    let Some(handle) = handle() else { return };
+    let schemes: Vec<_> = GroupedScheme::all().collect();
+    for (at, of) in GRADIENTS.into_iter().enumerate() {
+        let [g_type, x_type] = [TYPES[at % 3], TYPES[(at + at / 3 + 1) % 3]];
+        let some: Vec<_> = (0..4).map(|way| schemes[(at * 3 + way * 5) % schemes.len()]).collect();
+        check_gradient(&handle, of, &many([513, 1000, 600][at % 3]), [g_type, x_type], [at % 4, at * 3 % 4], &some);
+    }
+}
+
 /// What the device is to make of any numbers: shapes and offsets that a layout may have, and how many were not taken as they are.
 fn planned(numbers: &[[i64; 3]], length: usize) -> (GroupedLayout, usize) {
     let (mut shapes, mut offsets, mut clamped) = (Vec::new(), Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! `execute` and the `*_into` calls allocate nothing. Alone in its process: other tests allocate while they run.
+//! `execute`, the `*_into` calls and products of groups allocate nothing, and layers hold what they say. Alone in its process: other tests allocate while they run.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -7,10 +7,12 @@ use common::gemm::*;
 use common::*;
 use scaled_gemm::cudarc::driver::sys;
 use scaled_gemm::{
-    Activation, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBytes,
-    Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle, KeptInput, Linear, LinearGradientsInto,
-    LinearRecipe, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantizeTo, Recipe, RescaleArgs, RmsNormArgs,
-    RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
+    Activation, ActivationGradient, AmaxHistory, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource,
+    CodeFormat, DType, DelayedScaling, DeviceBytes, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale,
+    GroupedDeviceLayout, GroupedGemmArgs, GroupedLayout, GroupedRecipe, GroupedRows, GroupedScheme, GroupedSource,
+    GroupedTensor, GroupedTo, GroupedWeightGradient, Handle, KeptInput, KernelFamily, Linear, LinearGradientsInto,
+    LinearRecipe, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantMatrix, QuantizeTo, Recipe, RescaleArgs,
+    RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 /// The driver's pool of stream-ordered memory, from which cudarc allocates: bytes in use now, and the most so far.
@@ -144,6 +146,74 @@ fn layers(handle: &Handle, pool: Option<&Pool>) {
     }
 }
 
+/// What layers, and what they keep of X, say that they hold is what they take of the pool, but for what the pool rounds up.
+fn what_layers_hold(handle: &Handle, pool: Option<&Pool>) {
+    let (tokens, features, out) = (304, 528, 400);
+    let used = || {
+        handle.synchronize().unwrap();
+        pool.map(|pool| pool.used().0)
+    };
+    // By how much the pool rounds up.
+    let rounded = |bytes: usize| {
+        let none = used();
+        let some = handle.alloc(bytes).unwrap();
+        let more = used().zip(none).map_or(0, |(after, before)| after - before - bytes as u64);
+        drop(some);
+        more
+    };
+    let step = [1, 70_001, 900_001].map(rounded).into_iter().max().unwrap_or(0);
+    for (dtype, recipe, kept) in [DType::Bf16, DType::F32]
+        .into_iter()
+        .flat_map(|dtype| LinearRecipe::all().into_iter().map(move |recipe| (dtype, recipe)))
+        .flat_map(|(dtype, recipe)| KeptInput::ALL.map(|kept| (dtype, recipe, kept)))
+    {
+        let what = format!("{recipe} {dtype}, kept {kept}");
+        let (w, bias) =
+            (handle.alloc(out * features * dtype.bytes()).unwrap(), handle.alloc(out * dtype.bytes()).unwrap());
+        let make = || {
+            let layer = Linear::new(handle, &MatRef::new(&w, dtype, out, features).unwrap(), recipe, tokens).unwrap();
+            let layer = layer.with_bias(handle, &VecRef::new(&bias, dtype, out).unwrap()).unwrap();
+            layer.with_kept_input(handle, kept).unwrap()
+        };
+        // The first loads kernels, and makes what the handle keeps.
+        drop(make());
+        let before = used();
+        let layer = make();
+        let made = used();
+        let mut saved = layer.saved_input(handle).unwrap();
+        let with_saved = used();
+        // Each of a few buffers is rounded up.
+        let check = |before: Option<u64>, after: Option<u64>, says: usize, buffers: u64, what: &str| {
+            let Some((before, after)) = before.zip(after) else { return };
+            let (taken, says) = (after - before, says as u64);
+            assert!(
+                (says..=says + buffers * (step + 512)).contains(&taken),
+                "{what}: {says} bytes, {taken} in use, steps of {step}"
+            );
+        };
+        // Parts of one allocation begin at multiples of 256 bytes, too.
+        check(before, made, layer.device_bytes(), 24, &format!("a layer of {what}"));
+        check(made, with_saved, saved.bytes(), 4, &format!("X of {what}, before a pass"));
+
+        let x = handle.alloc(tokens * features * dtype.bytes()).unwrap();
+        let mut y = handle.alloc(tokens * out * dtype.bytes()).unwrap();
+        let mut layer = layer;
+        let x = MatRef::new(&x, dtype, tokens, features).unwrap();
+        layer.forward_saving_into(handle, &x, MatMut::new(&mut y, dtype, tokens, out).unwrap(), &mut saved).unwrap();
+        let factor = if recipe.delayed().is_some() && kept == KeptInput::HighPrecision { 4 } else { 0 };
+        let says = match (kept, recipe.weight_gradient()) {
+            (KeptInput::HighPrecision, _) => tokens * features * dtype.bytes(),
+            (KeptInput::Quantized, None) => tokens * features * 2,
+            (KeptInput::Quantized, Some([_, x])) => {
+                let scheme = x.scheme();
+                let blocks = scheme.block_scale_len(features, tokens);
+                scheme.code_bytes(features, tokens) + 4 * scheme.scale_len(features, tokens) + blocks
+            }
+        };
+        assert_eq!(saved.bytes(), says + factor, "X of {what}");
+    }
+}
+
 /// Casts from every kind of source to every kind of target, parts of casts, producers with results beside a cast.
 fn casts(handle: &Handle, pool: Option<&Pool>, rng: &mut Noise) {
     let (rows, cols) = (144, 256);
@@ -238,6 +308,108 @@ fn casts(handle: &Handle, pool: Option<&Pool>, rng: &mut Noise) {
     });
 }
 
+/// Grouped tensors: their casts, by current and by given scales, of gradients too, and the way back; of few members and of so many that a plan goes before.
+fn grouped_tensors(handle: &Handle, pool: Option<&Pool>) {
+    for count in [70, 600] {
+        let layout = GroupedLayout::packed(&vec![[3, 16]; count]).unwrap();
+        let places = GroupedDeviceLayout::from_host(handle, &layout).unwrap();
+        let length = layout.buffer_len();
+        let [g, x] = [(); 2].map(|()| handle.alloc(length * 2).unwrap());
+        let mut y = handle.alloc(length * 2).unwrap();
+        for scheme in [GroupedScheme::new(Fp8Format::E4M3), GroupedScheme::new(Fp8Format::E5M2).shared()] {
+            let scales = scheme.scales().count(count);
+            let tensor = |scheme| GroupedTensor::zeros(handle, scheme, places.share().unwrap()).unwrap();
+            let (mut rows, mut cols) = (tensor(scheme), tensor(scheme.transposed()));
+            let (mut history, mut encode) = (handle.alloc(3 * scales * 4).unwrap(), handle.alloc(scales * 4).unwrap());
+            let scaling = DelayedScaling::new(3, 0, AmaxHistory::Max).unwrap();
+            let recipe = GroupedRecipe::new(scheme);
+            allocates_nothing(handle, pool, &format!("grouped tensors of {count} members, {scheme}"), || {
+                let plain = || GroupedSource::new(&g, DType::Bf16).unwrap();
+                let of_gelu = plain().of_activation(ActivationGradient::Gelu, &x, DType::Bf16, &places).unwrap();
+                for source in [&plain(), &of_gelu] {
+                    let both = GroupedTo::Both(&mut rows, &mut cols);
+                    handle.quantize_grouped_into(source, recipe, both, Some(&mut encode.view_mut())).unwrap();
+                    let mut past = history.view_mut();
+                    let mut raised = past.part(0..4 * scales).unwrap();
+                    let given = GivenScale::Encode(encode.view());
+                    let amax = Some(&mut raised);
+                    handle.quantize_grouped_with_scales_into(source, scheme, &given, &mut rows, amax).unwrap();
+                }
+                let (mut past, mut now) = (history.view_mut(), encode.view_mut());
+                handle.delayed_update_grouped_into(&mut past, &mut now, scheme.format(), scaling).unwrap();
+                handle.dequantize_grouped_into(&rows, &mut y.view_mut(), DType::Bf16).unwrap();
+                handle.dequantize_grouped_into(&cols, &mut y.view_mut(), DType::Bf16).unwrap();
+            });
+        }
+    }
+}
+
+/// Products of groups by each way that they go, the gradients of their matrices, and what is done to rows before.
+fn experts(handle: &Handle, pool: Option<&Pool>) {
+    let (groups, slot, n, k) = (3, 256, 256, 384);
+    let (rows, e4m3, dtype) = (groups * slot, Fp8Format::E4M3, DType::Bf16);
+    let counts = handle.upload(&[100i64, 0, 300]).unwrap();
+    let places = |slot_rows| GroupedRows::Masked { slot_rows, counts: counts.view() };
+    let mut clamped = handle.alloc(4).unwrap();
+    let mut x = handle.alloc(rows * k * 2).unwrap();
+    let mut d = handle.alloc(rows * n * 2).unwrap();
+    allocates_nothing(handle, pool, "zeros between groups", || {
+        let mut x = MatMut::new(&mut x, dtype, rows, k).unwrap();
+        handle.clear_between_groups(&mut x, groups, &places(slot), Some(&mut clamped.view_mut())).unwrap();
+    });
+    let zeros = |scheme, rows, cols| QuantMatrix::zeros(handle, scheme, rows, cols).unwrap();
+    let (blocks, tiles, row) = (Scheme::Fp8Group1x128(e4m3), Scheme::Fp8Group128x128(e4m3), Scheme::Fp8Row(e4m3));
+    let hopper = KernelFamily::Sm90.runs_on(handle.device().compute_capability);
+    // In one launch, behind one that dequantizes, and one product a slot.
+    for (a, b, usual) in [
+        (blocks, tiles, slot),
+        (row, row, slot),
+        (Scheme::Nvfp4Row, Scheme::Nvfp4, 64),
+        (Scheme::Mxfp8(e4m3), Scheme::Mxfp8(e4m3), slot),
+        (Scheme::Nvfp4, Scheme::Nvfp4, slot),
+    ] {
+        // Another GPU has no way for a scale of 1x128: its rows cannot be cut out.
+        if a == blocks && !hopper {
+            continue;
+        }
+        let (a, b) = (zeros(a, rows, k), zeros(b, groups * n, k));
+        allocates_nothing(handle, pool, &format!("{} x {}, {usual} rows", a.scheme(), b.scheme()), || {
+            let d = MatMut::new(&mut d, dtype, rows, n).unwrap();
+            let args = GroupedGemmArgs::new(&a, &b, groups, places(slot), d).expected_rows(usual);
+            handle.grouped_gemm(args.clamped(clamped.view_mut())).unwrap();
+        });
+    }
+    if hopper {
+        let b = zeros(Scheme::Nvfp4, groups * n, k);
+        allocates_nothing(handle, pool, "plain rows", || {
+            let x = MatRef::new(&x, dtype, rows, k).unwrap();
+            let d = MatMut::new(&mut d, dtype, rows, n).unwrap();
+            handle.grouped_gemm(GroupedGemmArgs::weight_only(x, &b, groups, places(slot), d)).unwrap();
+        });
+    }
+    let mut dw = handle.alloc(groups * n * k * 4).unwrap();
+    let dy = handle.alloc(rows * n * 2).unwrap();
+    let (dy, x) = (MatRef::new(&dy, dtype, rows, n).unwrap(), MatRef::new(&x, dtype, rows, k).unwrap());
+    for scheme in [blocks, row, Scheme::Nvfp4Row].into_iter().filter(|scheme| *scheme != blocks || hopper) {
+        let slots = |rows| -> Vec<_> { (0..groups).map(|_| zeros(scheme, rows, slot)).collect() };
+        let (mut dy_t, mut x_t) = (slots(n), slots(k));
+        let [mut all_dy, mut all_x] = [n, k].map(|features| zeros(scheme, features, rows));
+        allocates_nothing(handle, pool, &format!("gradients of {scheme}"), || {
+            handle.quantize_slots_transposed_into(&dy, Recipe::new(scheme), &mut dy_t).unwrap();
+            handle.quantize_slots_transposed_into(&x, Recipe::new(scheme), &mut x_t).unwrap();
+            let target = MatMut::new(&mut dw, DType::F32, groups * n, k).unwrap();
+            handle.grouped_weight_gradient(GroupedWeightGradient::new(&dy_t, &x_t, target)).unwrap();
+            if scheme == blocks {
+                handle.quantize_into(&dy, Recipe::new(scheme), QuantizeTo::Transposed(&mut all_dy)).unwrap();
+                handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Transposed(&mut all_x)).unwrap();
+                let target = MatMut::new(&mut dw, DType::F32, groups * n, k).unwrap();
+                let of = GroupedWeightGradient::whole(&all_dy, &all_x, groups, places(slot), target);
+                handle.grouped_weight_gradient(of.clamped(clamped.view_mut())).unwrap();
+            }
+        });
+    }
+}
+
 /// One test, so that nothing else runs beside it.
 #[test]
 fn execute_and_the_into_calls_allocate_nothing() {
@@ -297,7 +469,10 @@ fn execute_and_the_into_calls_allocate_nothing() {
     }
     block_products(&handle, pool, &mut rng);
     layers(&handle, pool);
+    what_layers_hold(&handle, pool);
     casts(&handle, pool, &mut rng);
+    grouped_tensors(&handle, pool);
+    experts(&handle, pool);
     let (acc, mut d) = (poisoned(&handle, 64 * 520 * 4), poisoned(&handle, 64 * 520 * 2));
     allocates_nothing(&handle, pool, "rescale_into", || {
         let acc = MatRef::new(&acc, DType::F32, 64, 520).unwrap();

@@ -7,102 +7,21 @@ mod cast;
 mod common;
 #[path = "common/producers.rs"]
 mod producers;
+#[path = "common/targets.rs"]
+mod targets;
 
 use cast::INPUTS;
 use common::*;
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, s};
 use producers::*;
 use scaled_gemm::reference::{self, ClampCounts};
 use scaled_gemm::{
     BlockScaleRule, BlockShape, CastGroup, CastMatrix, CastRecipe, CastScheme, CastSource, CodeFormat, CodeRounding,
-    DType, DeviceBuffer, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule,
-    GivenScale, Handle, HostQuantMatrix, MatRef, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe,
-    Nvfp4Rule, QuantMatrix, Recipe, Result, RowIndex, Scheme, SourceActivation, SwigluSource, VecRef,
+    DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale,
+    Handle, MatRef, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options, Nvfp4Rule, QuantMatrix, Recipe, Result,
+    RowIndex, Scheme, SourceActivation, SwigluSource, VecRef,
 };
-
-/// What a source is quantized to, and by which call.
-#[derive(Clone, Copy, Debug)]
-enum Target {
-    Found(Recipe),
-    /// With a given second level.
-    Level(Recipe, GivenScale),
-    /// FP8 with a given scale.
-    Scale(Fp8Format, GivenScale),
-}
-
-impl Target {
-    fn scheme(self) -> Scheme {
-        match self {
-            Self::Found(recipe) | Self::Level(recipe, _) => recipe.scheme(),
-            Self::Scale(format, _) => Scheme::Fp8Tensor(format),
-        }
-    }
-
-    /// What the quantizer of the stored values gives, in FP32 as they are.
-    fn want(self, values: ArrayView2<f32>) -> HostQuantMatrix {
-        match self {
-            Self::Found(recipe) => reference::quantize(values, DType::F32, recipe).unwrap(),
-            Self::Level(recipe, given) => reference::quantize_with_scale(values, DType::F32, recipe, given).unwrap(),
-            Self::Scale(format, given) => reference::quantize_tensor(values, format, given).unwrap().0,
-        }
-    }
-
-    /// The number that it takes, on the device.
-    fn number(self, handle: &Handle) -> DeviceBuffer {
-        let number = match self {
-            Self::Found(_) => 0.0,
-            Self::Level(_, given) | Self::Scale(_, given) => *given.number(),
-        };
-        handle.upload(&[number]).unwrap()
-    }
-
-    fn run<'a>(
-        self,
-        handle: &Handle,
-        source: impl Into<CastSource<'a>>,
-        number: &DeviceBuffer,
-        out: &mut QuantMatrix,
-    ) -> Result<()> {
-        match self {
-            Self::Found(recipe) => handle.quantize_source_into(source, recipe, out),
-            Self::Level(recipe, given) => {
-                let given = given.with_number(DeviceBytes::from(number));
-                handle.quantize_source_nvfp4_into(source, recipe, &given, out)
-            }
-            Self::Scale(format, given) => {
-                let given = given.with_number(DeviceBytes::from(number));
-                handle.quantize_source_tensor_into(source, format, &given, out, None)
-            }
-        }
-    }
-
-    /// Every byte, padding included, is that of the quantizer.
-    fn check<'a>(self, handle: &Handle, source: impl Into<CastSource<'a>>, values: ArrayView2<f32>, context: &str) {
-        let (rows, cols) = values.dim();
-        let context = format!("{rows} x {cols} {context} to {self:?}");
-        let mut out = match self {
-            // Written by a cast, which leaves padding, zero before it.
-            Self::Found(Recipe::Fp8(recipe)) if recipe.granularity == Fp8Granularity::Group1x128 => {
-                let others = Array2::from_elem((rows, cols), -1e30);
-                QuantMatrix::from_host(handle, &reference::quantize(others.view(), DType::F32, recipe).unwrap())
-                    .unwrap()
-            }
-            _ => poisoned_matrix(handle, self.scheme(), rows, cols),
-        };
-        let number = self.number(handle);
-        self.run(handle, source, &number, &mut out).unwrap_or_else(|e| panic!("{context}: {e}"));
-        assert_device_bits(handle, &out, &self.want(values), &context);
-    }
-}
-
-fn nvfp4(scheme: Scheme, options: Nvfp4Options) -> Recipe {
-    match scheme {
-        Scheme::Nvfp4Row => Nvfp4Recipe::rows(options),
-        _ => Nvfp4Recipe::tensor(options),
-    }
-    .unwrap()
-    .into()
-}
+use targets::*;
 
 /// Plain block scales, then 4over6 of every kind.
 fn options() -> Vec<Nvfp4Options> {
@@ -116,7 +35,7 @@ fn options() -> Vec<Nvfp4Options> {
     all
 }
 
-fn targets() -> Vec<Target> {
+fn all_targets() -> Vec<Target> {
     let mut all = Vec::new();
     for rule in MxScaleRule::ALL {
         all.extend(Fp8Format::ALL.map(|format| Target::Found(Mxfp8Recipe { format, rule }.into())));
@@ -130,25 +49,6 @@ fn targets() -> Vec<Target> {
     all.extend(given.map(|given| Target::Level(Recipe::new(Scheme::Nvfp4), given)));
     for given in [GivenScale::Encode(3.7), GivenScale::Decode(0.11)] {
         all.extend(Fp8Format::ALL.map(|format| Target::Scale(format, given)));
-    }
-    all
-}
-
-/// One for each way through a kernel.
-fn few() -> Vec<Target> {
-    let strict = BlockScaleRule::FourOverSix { metric: ErrorMetric::Mse, math: ErrorMath::Strict };
-    let fast = BlockScaleRule::FourOverSix { metric: ErrorMetric::Mae, math: ErrorMath::Fast };
-    let mut all = vec![
-        Target::Scale(Fp8Format::E4M3, GivenScale::Encode(3.7)),
-        Target::Scale(Fp8Format::E5M2, GivenScale::Decode(0.11)),
-        Target::Found(Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3))),
-        Target::Found(Recipe::new(Scheme::Mxfp8(Fp8Format::E5M2))),
-        Target::Found(Recipe::new(Scheme::Mxfp4)),
-    ];
-    for block_scale in [BlockScaleRule::Plain, strict, fast] {
-        let options = Nvfp4Options { block_scale, ..Nvfp4Options::PLAIN };
-        all.push(Target::Found(nvfp4(Scheme::Nvfp4Row, options)));
-        all.push(Target::Level(nvfp4(Scheme::Nvfp4, options), GivenScale::Amax(90.0)));
     }
     all
 }
@@ -214,7 +114,7 @@ fn every_target() {
             // Packed, apart but aligned, and not aligned.
             for stride in [2 * half, 2 * half + 8, 2 * half + 1] {
                 let gated = Gated::strided(&handle, &mut rng, (rows, half), dtype, stride);
-                targets().into_iter().for_each(|target| check_swiglu(&handle, &gated, true, target));
+                all_targets().into_iter().for_each(|target| check_swiglu(&handle, &gated, true, target));
             }
         }
     }
@@ -262,7 +162,7 @@ fn values_of_every_size() {
         let own = [GivenScale::Amax(top.abs()), GivenScale::Encode(top.abs()), GivenScale::Decode(top.abs())];
         let own = own.map(|given| Target::Level(Recipe::new(Scheme::Nvfp4), given));
         let own = own.into_iter().filter(|_| !top.is_nan());
-        for target in targets().into_iter().chain(own) {
+        for target in all_targets().into_iter().chain(own) {
             let source = CastSource::activated(&matrix, SourceActivation::Gelu);
             target.check(&handle, source, values.view(), &format!("values up to {top:e}"));
         }
@@ -309,7 +209,7 @@ fn gathered_rows() {
         for (i, row) in index.iter().enumerate().filter_map(|(i, row)| Some((i, usize::try_from(*row).ok()?))) {
             taken.slice_mut(s![i, ..]).assign(&values.row(row));
         }
-        for target in targets() {
+        for target in all_targets() {
             let mut counts = handle.alloc(24).unwrap();
             let source = CastSource::from(gated.source(&matrix, true, &mut counts)).gathered(&rows_of).unwrap();
             target.check(&handle, source, taken.view(), "gathered");
@@ -325,7 +225,7 @@ fn factors_of_a_norm() {
     let deepseek = |granularity| Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
     let fp8 = [Fp8Granularity::Row, Fp8Granularity::Group1x128];
     let fp8 = fp8.into_iter().flat_map(|granularity| [deepseek(granularity), deepseek(granularity).power_of_two()]);
-    let all: Vec<_> = targets().into_iter().chain(fp8.map(|recipe| Target::Found(recipe.into()))).collect();
+    let all: Vec<_> = all_targets().into_iter().chain(fp8.map(|recipe| Target::Found(recipe.into()))).collect();
     for dtype in INPUTS {
         for (rows, cols, apart) in [(1, 64, 0), (130, 576, 3), (33, 7168, 8), (2, 16416, 0)] {
             let mut gated = Gated::strided(&handle, &mut rng, (rows, cols / 2), dtype, cols + apart);

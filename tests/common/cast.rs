@@ -6,8 +6,10 @@
 
 use crate::common::{Noise, round_to};
 use ndarray::Array2;
-use scaled_gemm::reference;
-use scaled_gemm::{CastGroup, CastMatrix, CastScales, CastScheme, CodeFormat, DType, Handle, HostCastMatrix};
+use scaled_gemm::reference::{self, CastInput};
+use scaled_gemm::{
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, Handle, HostCastMatrix,
+};
 
 pub const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
@@ -97,6 +99,7 @@ pub fn of_kind(rng: &mut Noise, kind: &str, rows: usize, cols: usize, dtype: DTy
             }
         }
         "subnormal" => rng.normal() * f32::from_bits(1 + (rng.bits() % 0x80_0000) as u32),
+        "normal" => rng.normal(),
         "tiny" => rng.normal() * 1e-30,
         "huge" => rng.normal() * 1e37,
         "negative" => -rng.normal().abs() - 1e-3,
@@ -122,4 +125,104 @@ pub fn of_kind(rng: &mut Noise, kind: &str, rows: usize, cols: usize, dtype: DTy
         },
     };
     Array2::from_shape_fn((rows, cols), |(i, j)| round_to(dtype, draw(i, j)))
+}
+
+/// The same of so many rows that drawing them all would take longer than the casts: 127 of them again and again, so that no two tiles are alike.
+pub fn tall_of_kind(rng: &mut Noise, kind: &str, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
+    const DRAWN: usize = 127;
+    let drawn = of_kind(rng, kind, rows.min(DRAWN), cols, dtype);
+    if rows <= DRAWN { drawn } else { Array2::from_shape_fn((rows, cols), |(i, j)| drawn[(i % DRAWN, j)]) }
+}
+
+/// Rows, and columns, of the shapes that every cast and producer meets.
+pub const SHAPE_ROWS: [usize; 5] = [0, 1, 127, 129, 4001];
+pub const SHAPE_COLS: [usize; 4] = [64, 576, 7168, 18944];
+
+/// Every pair of these.
+pub fn all_shapes() -> impl Iterator<Item = (usize, usize)> {
+    SHAPE_ROWS.into_iter().flat_map(|rows| SHAPE_COLS.map(|cols| (rows, cols)))
+}
+
+/// The kinds of data of [`of_kind`] that every shape is met with.
+pub const KINDS: [&str; 8] = ["normal", "outliers", "subnormal", "zeros", "nan", "specials", "powers", "ties"];
+
+/// Kinds and types of data for a matrix of so many elements: each with each; each kind with one type where that would take long; and few where it
+/// would take longer still, others for each `turn`.
+pub fn kinds_and_types(elements: usize, turn: usize) -> Vec<(&'static str, DType)> {
+    let all = KINDS.into_iter().enumerate().flat_map(|(k, kind)| {
+        let types = if elements < 1 << 20 { 0..3 } else { k + turn..k + turn + 1 };
+        types.map(move |at| (kind, INPUTS[at % 3]))
+    });
+    let most = if elements < 1 << 24 { usize::MAX } else { ((3 << 26) / elements).max(1) };
+    let mut all: Vec<_> = all.collect();
+    let count = all.len();
+    all.rotate_left(turn * 3 % count);
+    all.truncate(most);
+    all
+}
+
+/// Exact and powers of two of every scheme that rows allow.
+pub fn recipes_of(rows: usize) -> Vec<CastRecipe> {
+    let kinds = |scheme: CastScheme| {
+        let exact = CastRecipe::new(scheme);
+        if scheme.scales() == CastScales::Ue8m0 { vec![exact] } else { vec![exact, exact.power_of_two()] }
+    };
+    schemes(rows).into_iter().flat_map(kinds).collect()
+}
+
+/// A few of a list at a time, so that all of it are met in the end: others at each call.
+#[derive(Default)]
+pub struct InTurns(usize);
+
+impl InTurns {
+    /// So many of a list whose length is no multiple of 7, each 7 places behind the one before, and one more after all of them.
+    pub fn some<T: Copy>(&mut self, all: &[T], count: usize) -> Vec<T> {
+        assert!(!all.len().is_multiple_of(7), "{} are met in part", all.len());
+        let from = self.0;
+        self.0 += count;
+        (from..self.0).map(|at| all[(at * 7 + at / all.len()) % all.len()]).collect()
+    }
+}
+
+/// Casts by a recipe, and compares every byte.
+pub fn check_cast(handle: &Handle, source: CastSource<'_>, input: &CastInput<'_>, recipe: CastRecipe, context: &str) {
+    let context = format!("{context} to {} {:?}", recipe.scheme(), recipe.numbers());
+    let want = reference::cast(input, recipe).unwrap();
+    let mut got = poisoned_cast(handle, recipe.scheme(), source.rows(), source.cols());
+    handle.cast_into(source, recipe, &mut got).unwrap();
+    assert_cast(handle, &got, &want, &context);
+}
+
+/// Codes by scales that are there, and scales alone.
+pub fn check_parts_of<'a>(
+    handle: &Handle,
+    rng: &mut Noise,
+    source: &dyn Fn() -> CastSource<'a>,
+    input: &CastInput<'_>,
+    schemes: &[CastScheme],
+    context: &str,
+) {
+    let (rows, cols) = (input.rows(), input.cols());
+    for &scheme in schemes {
+        let context = format!("{context} to {scheme}");
+        let [r, c] = scheme.group().grid(rows, cols);
+        let bytes = scheme.scales() == CastScales::Ue8m0;
+        let given: Vec<f32> = (0..r * c)
+            .map(|_| (rng.uniform() * 8.0 - 6.0).exp2())
+            .map(|s| if bytes { s.log2().ceil().exp2() } else { s })
+            .collect();
+        let want = reference::cast_with_scales(input, scheme, &given).unwrap();
+        let mut got = poisoned_cast(handle, scheme, rows, cols);
+        handle.write(&mut got.scales_mut(), &want.device_scales()).unwrap();
+        handle.cast_with_scales_into(source(), &mut got).unwrap();
+        assert_cast(handle, &got, &want, &format!("{context}, given"));
+
+        let recipe = CastRecipe::new(scheme);
+        let scales = reference::cast_scales(input, recipe).unwrap();
+        let codes = vec![0xA5; scheme.code_bytes(rows, cols)];
+        let want = HostCastMatrix::from_logical(scheme, rows, cols, codes, scales).unwrap();
+        let mut got = poisoned_cast(handle, scheme, rows, cols);
+        handle.cast_scales_into(source(), recipe, &mut got).unwrap();
+        assert_cast(handle, &got, &want, &format!("{context}, scales alone"));
+    }
 }

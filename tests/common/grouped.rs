@@ -2,6 +2,7 @@
 //! read, quantizations by any recipe and scales, and the way back.
 //!
 //! Not a module of `common`: the other suites compile without it.
+#![allow(dead_code)]
 
 use crate::common::*;
 use scaled_gemm::cudarc::driver::CudaSlice;

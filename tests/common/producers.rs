@@ -42,14 +42,19 @@ impl Gated {
             };
             round_to(dtype, v)
         });
+        Self::of(handle, rng, x, dtype, stride)
+    }
+
+    /// Of these numbers, rows so many elements apart.
+    pub fn of(handle: &Handle, rng: &mut Noise, x: Array2<f32>, dtype: DType, stride: usize) -> Self {
+        let (rows, cols) = x.dim();
         let weights: Vec<f32> = (0..rows).map(|_| rng.uniform() + 0.25).collect();
         let experts: Vec<i32> = (0..rows).map(|i| if i % 7 == 3 { -1 } else { (i % 5) as i32 }).collect();
         let words: Vec<u32> = experts.iter().map(|e| e.cast_unsigned()).collect();
         Self {
             data: {
-                let apart =
-                    Array2::from_shape_fn((rows, stride), |(i, j)| if j < 2 * half { x[(i, j)] } else { f32::NAN });
-                handle.upload(&bytes_of(dtype, &apart)).unwrap()
+                let apart = |(i, j)| if j < cols { x[(i, j)] } else { f32::NAN };
+                handle.upload(&bytes_of(dtype, &Array2::from_shape_fn((rows, stride), apart))).unwrap()
             },
             stride,
             weights_there: handle.upload(&weights).unwrap(),

@@ -46,11 +46,13 @@ impl SavedInput {
 
     /// Bytes on the device that it keeps: those of X, or of its own memory.
     pub fn bytes(&self) -> usize {
-        match &self.kept {
-            Kept::HighPrecision(shared) => shared.as_ref().map_or(0, SharedMatrix::bytes),
-            Kept::Transposed(room) => room.bytes(),
-            Kept::Bf16(form) => form.bytes(),
-        }
+        let factor = self.factor.as_ref().map_or(0, DeviceBuffer::len);
+        factor
+            + match &self.kept {
+                Kept::HighPrecision(shared) => shared.as_ref().map_or(0, SharedMatrix::bytes),
+                Kept::Transposed(room) => room.bytes(),
+                Kept::Bf16(form) => form.bytes(),
+            }
     }
 
     /// The quantized transpose as the product reads it, sharing its memory; `None` where X is not kept so. Its columns are the tokens,
