@@ -68,10 +68,10 @@
 //! | `mxfp8` x `mxfp8` | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16; few rows, B in E4M3: small-m |
 //! | `mxfp4` or `mxfp8` x `mxfp4` | sm_80 and newer: dequantized BF16; few rows: small-m |
 //! | BF16 or F16 x `nvfp4`, `nvfp4-row` or `mxfp4`; BF16 x `mxfp8` | sm_80 and newer: dequantized; few rows, of `mxfp8` E4M3: small-m |
-//! | BF16 or F16 x `fp8-tensor`, `fp8-row`, `fp8-1x128` or `fp8-128x128`, E4M3 | sm_80 and newer, few rows: small-m |
+//! | BF16 or F16 x `fp8-tensor`, `fp8-row`, `fp8-1x128` or `fp8-128x128`, E4M3 | sm_80 and newer: small-m, made for few rows |
 //!
-//! `small-m` of weights that it decodes takes up to 64 rows of A, of NVFP4 and MXFP4 k a multiple of 32, and is planned up to 16, and where B keeps no
-//! dequantized values for more (docs/products.md).
+//! `small-m` of weights that it decodes takes up to 64 rows of A in a pass over B, of NVFP4 and MXFP4 k a multiple of 32, and is planned up to 16, and where B keeps no
+//! dequantized values for more; FP8 weights and batch-invariant products have as many passes as it takes (docs/products.md).
 //!
 //! Beside products: casts to groupings that no product reads ([`CastScheme`], [`HostCastMatrix`]; docs/casts.md), producers that are cast unstored (SwiGLU, norms,
 //! activations: [`reference::swiglu`], [`reference::rms_norm`]), many matrices in one buffer ([`GroupedScheme`], [`HostGroupedTensor`]), rows of experts (docs/numerics.md), a

@@ -91,7 +91,7 @@ impl<'a> GemmArgs<'a> {
 
     /// `D = A Bᵀ` with plain activations: A `m x k` BF16 or F16, B `n x k` NVFP4, MXFP4 or FP8 in E4M3 (or MXFP8, for a BF16 A), D `m x n`.
     ///
-    /// The pairs are those of [`check_pair`](crate::pair::check_pair): FP8 weights take at most 64 rows of A, the others any number.
+    /// The pairs are those of [`check_pair`](crate::pair::check_pair): FP8 weights are read once for every 64 rows of A, as there is no other way: quantize A where there are many.
     /// [`Handle::supports`](crate::Handle::supports) says what runs one on a GPU.
     ///
     /// B is multiplied in A's type, in which its codes times block scales are exact, but for MXFP4 by an F16 A, which rounds them

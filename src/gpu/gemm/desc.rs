@@ -83,11 +83,12 @@ pub struct GemmDesc {
     /// Whether amax(D) is stored.
     pub out_amax: OutAmax,
     /// Whether a row of D must have the same bits whatever m is, wherever the row stands and whichever rows stand beside it, given the same codes and
-    /// scales of the row, B, bias, residual and old D: what reinforcement learning and reproducible serving ask for. Only [`Formulation::Sm90`] gives
-    /// it; what that does not serve is then refused by planning. A scale of all of A, as of `fp8-tensor`, is of all rows: the same one must come with
+    /// scales of the row, B, bias, residual and old D: what reinforcement learning and reproducible serving ask for. [`Formulation::Sm90`] gives it, and
+    /// [`Formulation::SmallM`] of weights that it decodes, in passes of 64 rows over B; what neither serves so is then refused by planning. A scale of all of A, as of `fp8-tensor`, is of all rows: the same one must come with
     /// every batch, so that an A to be quantized by a scale that is found from it is refused.
     ///
     /// [`Formulation::Sm90`]: crate::Formulation::Sm90
+    /// [`Formulation::SmallM`]: crate::Formulation::SmallM
     pub batch_invariant: bool,
 }
 
