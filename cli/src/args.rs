@@ -448,8 +448,8 @@ pub struct GemmArgs {
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Rows of D with the same bits whatever the number of rows of A and whichever rows stand beside
-    /// them: sm_90, FP8 codes (E5M2 on one side at most) with scales of 1x128 x 128x128, 1x128 x 1x128,
-    /// rows or matrices; refused elsewhere.
+    /// them: on sm_90 FP8 codes (E5M2 on one side at most) with scales of 1x128 x 128x128, 1x128 x 1x128,
+    /// rows or matrices, and on sm_80 and newer weights that are decoded; refused elsewhere.
     #[arg(long)]
     pub batch_invariant: bool,
     /// Measured choices to use: a file that `tune` wrote.
@@ -481,7 +481,7 @@ pub struct TuneArgs {
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Measure what products with --batch-invariant take, whose records serve no others; give
-    /// --schemes that have such products (fp8-tensor, fp8-row, fp8-1x128, fp8-128x128).
+    /// --schemes that have such products (not fp8-128x128 x fp8-1x128, nor E5M2 weights of plain rows).
     #[arg(long, requires = "schemes")]
     pub batch_invariant: bool,
     /// JSON file of records to write; one that is there is replaced.
