@@ -59,7 +59,7 @@ impl<'a> GroupedGemmArgs<'a> {
     /// from all that is read.
     ///
     /// On sm_90 also both with block scales, MXFP8, MXFP4 and NVFP4, but for a B in E5M2: a launch dequantizes all rows of A into scratch memory, and one multiplies the groups as
-    /// [`GroupedGemmArgs::weight_only`] does (in slots up to 128 [usual](Self::expected_rows) rows). In slots any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, and block scales on other GPUs.
+    /// [`GroupedGemmArgs::weight_only`] does (in slots up to 128 [usual](Self::expected_rows) rows). In slots any other pair that [`Handle::scaled_gemm`](crate::Handle::scaled_gemm) multiplies, but for an A with 1x128 scales: E5M2, and block scales on other GPUs.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         Self::of(GroupedA::Quantized(a), b, groups, rows, d)
     }

@@ -8,10 +8,10 @@ use crate::gpu::kernels::{GroupPlaces, Sm90Along};
 /// Where the rows of groups lie in A and D, which have the same rows. All numbers are signed 64-bit integers (`i64`) in device memory, at least
 /// as many of each kind as there are groups, which each launch reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
 /// by its address: its blocks read them more than once, and might wait for each other without end. In one launch
-/// ([`GroupedGemmArgs::explain`]) rows of D of no group are not written, and what rows of A of no group hold does not matter.
+/// ([`GroupedGemmArgs::explain`](crate::GroupedGemmArgs::explain)) rows of D of no group are not written, and what rows of A of no group hold does not matter.
 ///
 /// Counts are clamped: a group has no more rows than lie there, and none where its count is negative; no two groups share a row.
-/// [`GroupedGemmArgs::clamped`] tells how many were not taken as they say.
+/// [`GroupedGemmArgs::clamped`](crate::GroupedGemmArgs::clamped) tells how many were not taken as they say.
 pub enum GroupedRows<'a> {
     /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on, up to `starts[g + 1]` at the most, the last
     /// group up to the end of A. Starts do not decrease, those of
@@ -24,7 +24,7 @@ pub enum GroupedRows<'a> {
         counts: DeviceBytes<'a>,
     },
     /// In slots of equal length: group g has the first `counts[g]` rows from `g * slot_rows` on, and no more than `slot_rows`. Where one product is
-    /// made for each slot ([`GroupedGemmArgs::explain`]) counts are not read, and the rows of D behind them hold what A's rows there give.
+    /// made for each slot ([`GroupedGemmArgs::explain`](crate::GroupedGemmArgs::explain)) counts are not read, and the rows of D behind them hold what A's rows there give.
     Masked {
         /// Rows of a slot: a multiple of 4, or of 128 where one product is made for each.
         slot_rows: usize,
