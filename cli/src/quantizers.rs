@@ -16,14 +16,73 @@ use crate::target::Target;
 pub enum Producer {
     /// Nothing.
     Plain,
-    /// `silu(l) * r` of `[l | r]`, which has twice the columns.
-    Swiglu,
+    /// `silu(l) * r` of `[l | r]`, which has twice the columns, and what it takes beside.
+    Swiglu(Gate),
     Activated(Function),
     /// RMSNorm, or that of the sum with a residual, which is written: in one pass where the target is read along rows by the rule of casts,
     /// otherwise in two.
     Norm {
         residual: bool,
     },
+}
+
+/// What SwiGLU takes beside its matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// Nothing.
+    Plain,
+    Clamp,
+    /// A clamp that counts.
+    Counts,
+    /// One for each row.
+    Weights,
+    /// One for each row, of which some are negative: these rows are skipped.
+    Experts,
+    /// All of them; of gradients, which do not count, the others.
+    All,
+}
+
+impl Gate {
+    pub const ALL: [Self; 6] = [Self::Plain, Self::Clamp, Self::Counts, Self::Weights, Self::Experts, Self::All];
+
+    /// The bound, which some of the standard normal numbers are beyond.
+    pub fn clamp(self) -> Option<f32> {
+        matches!(self, Self::Clamp | Self::Counts | Self::All).then_some(1.0)
+    }
+
+    pub fn counts(self) -> bool {
+        matches!(self, Self::Counts | Self::All)
+    }
+
+    pub fn weights(self) -> bool {
+        matches!(self, Self::Weights | Self::All)
+    }
+
+    pub fn experts(self) -> bool {
+        matches!(self, Self::Experts | Self::All)
+    }
+
+    /// Rows of so many that are not skipped, where experts are those of [`experts`].
+    fn rows(self, rows: usize) -> usize {
+        if self.experts() { rows - rows / 4 } else { rows }
+    }
+
+    /// Bytes of what goes with rows, and of counts.
+    fn bytes(self, rows: usize) -> usize {
+        4 * rows * (usize::from(self.weights()) + usize::from(self.experts())) + 24 * usize::from(self.counts())
+    }
+}
+
+/// The experts of rows: every fourth row is skipped.
+pub fn experts(rows: usize) -> Vec<i32> {
+    (0..rows as i32).map(|i| if i % 4 == 3 { -1 } else { i % 8 }).collect()
+}
+
+/// Rows that are chosen, as many as there are: each once, far from its neighbours, but for every sixteenth, which is zeros.
+pub fn chosen_rows(rows: usize) -> Vec<i32> {
+    // A prime that does not divide their number leads to each.
+    let stride = [97, 89, 83, 79].into_iter().find(|stride| !rows.is_multiple_of(*stride)).unwrap_or(1);
+    (0..rows).map(|i| if i % 16 == 15 { -1 } else { (i * stride % rows.max(1)) as i32 }).collect()
 }
 
 /// A function of each element.
@@ -51,12 +110,28 @@ impl Producer {
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "bf16",
-            Self::Swiglu => "swiglu of bf16",
+            Self::Swiglu(Gate::Plain) => "swiglu of bf16",
+            Self::Swiglu(Gate::Clamp) => "swiglu of bf16, clamp",
+            Self::Swiglu(Gate::Counts) => "swiglu of bf16, clamp and counts",
+            Self::Swiglu(Gate::Weights) => "swiglu of bf16, weights",
+            Self::Swiglu(Gate::Experts) => "swiglu of bf16, experts, a quarter skipped",
+            Self::Swiglu(Gate::All) => "swiglu of bf16, clamp, counts, weights, experts",
             Self::Activated(Function::Silu) => "silu of bf16",
             Self::Activated(Function::Gelu) => "gelu of bf16",
             Self::Activated(Function::GeluTanh) => "gelu-tanh of bf16",
             Self::Norm { residual: false } => "rms norm of bf16",
             Self::Norm { residual: true } => "rms norm of bf16 and a residual",
+        }
+    }
+
+    /// Bytes that it reads, and writes beside a cast, for a result of this shape.
+    fn bytes(self, rows: usize, cols: usize) -> u64 {
+        let plain = |rows: usize| (rows * cols * DType::Bf16.bytes()) as u64;
+        match self {
+            Self::Swiglu(gate) => 2 * plain(gate.rows(rows)) + gate.bytes(rows) as u64,
+            // The residual is read, the sum written.
+            Self::Norm { residual: true } => 3 * plain(rows),
+            Self::Plain | Self::Activated(_) | Self::Norm { residual: false } => plain(rows),
         }
     }
 }
@@ -74,20 +149,25 @@ pub enum Quantizer {
     Scales(CastScheme),
     /// Codes to other codes.
     Again(CastScheme, CastScheme),
-    /// Codes to BF16.
-    Back(CastScheme),
+    /// Chosen rows of a plain matrix, or of what a producer makes of it, to codes.
+    Chosen(Producer, CastScheme),
+    /// Chosen rows of codes to other codes.
+    ChosenAgain(CastScheme, CastScheme),
+    /// Codes to numbers.
+    Back(CastScheme, DType),
     /// E2M1 to E4M3 of the same values.
     Lossless(CastScheme, CastScheme),
     /// The gradient of what SwiGLU reads, in BF16 or from these codes, of twice the columns; beside it what else the pass writes, or
     /// nothing.
-    Backward { from: Option<CastScheme>, to: Target, all: bool },
+    Backward { from: Option<CastScheme>, gate: Gate, to: Target, all: bool },
 }
 
 impl Quantizer {
     /// The default recipe of each scheme, other rules and roundings of NVFP4, FP8 in both directions; every cast, with scales row-major and of two groupings in each order, some by given scales
-    /// and some scales alone; every producer to what products read, to rows and to channels; the gradients of SwiGLU; casts of codes.
+    /// and some scales alone; every producer to what products read, and to what casts make; SwiGLU with what it takes beside; its gradients; chosen rows; casts of codes
+    /// and back.
     pub fn all() -> Result<Vec<Self>> {
-        use CastGroup::{Group1x32, Group1x128, Group32x1, Group128x1, Row, Tile128x128};
+        use CastGroup::{Group1x16, Group1x32, Group1x64, Group1x128, Group32x1, Group128x1, Row, Tile128x128};
         let recipe = |name| Target::Recipe(Recipe::new(scheme(name, Fp8Format::E4M3)));
         let plain = |target| Self::Quantize(Producer::Plain, target);
         let mut all: Vec<_> = scheme_names().into_iter().map(|name| plain(recipe(name))).collect();
@@ -109,36 +189,71 @@ impl Quantizer {
         {
             all.extend([Self::Codes(scheme), Self::Scales(scheme)]);
         }
+        let swiglu = Producer::Swiglu(Gate::Plain);
         let of_elements = Function::ALL.map(Producer::Activated);
         let norms = [false, true].map(|residual| Producer::Norm { residual });
         let read = read_of_producers();
-        for producer in [Producer::Swiglu].into_iter().chain(of_elements).chain(norms) {
+        let columns = |scheme: CastScheme| cast(scheme.with_scales(CastScales::ColumnMajor));
+        for producer in [swiglu].into_iter().chain(of_elements).chain(norms) {
             for group in [Group1x128, Row, Group128x1] {
-                // A norm of channels takes two passes; what it costs the targets below say.
-                if matches!(producer, Producer::Norm { .. }) && group.is_per_channel() {
-                    continue;
-                }
-                let scheme = e4m3(group)?.with_scales(CastScales::ColumnMajor);
-                all.push(Self::Quantize(producer, cast(scheme)));
+                all.push(Self::Quantize(producer, columns(e4m3(group)?)));
             }
             all.extend(read.iter().map(|recipe| Self::Quantize(producer, Target::Recipe(*recipe))));
+            // SwiGLU to all that there is; functions of elements share kernels, of which some say what the others take.
+            let groups = match producer {
+                Producer::Swiglu(_) => CastGroup::ALL.to_vec(),
+                Producer::Activated(_) => vec![Group1x32, Tile128x128],
+                _ => vec![Group1x16, Group1x32, Group1x64, Tile128x128],
+            };
+            let others = groups.into_iter().filter(|group| ![Group1x128, Row, Group128x1].contains(group));
+            for group in others {
+                all.push(Self::Quantize(producer, columns(e4m3(group)?)));
+            }
+            let groups = match producer {
+                Producer::Swiglu(_) => vec![Group1x16, Group1x32, Group1x64, Group1x128, Row, Tile128x128, Group128x1],
+                Producer::Activated(_) => vec![Group1x32],
+                _ => vec![Group1x32, Group1x128],
+            };
+            for group in groups {
+                all.push(Self::Quantize(producer, columns(e2m1(group)?)));
+            }
         }
+        for gate in Gate::ALL.into_iter().filter(|gate| *gate != Gate::Plain) {
+            all.push(Self::Quantize(Producer::Swiglu(gate), columns(e4m3(Group1x128)?)));
+        }
+        let gated = Producer::Swiglu(Gate::All);
+        all.push(Self::Quantize(gated, columns(e4m3(Group128x1)?)));
+        all.push(Self::Quantize(gated, recipe("mxfp8")));
         for group in [Group32x1, Group128x1] {
-            all.push(Self::Quantize(Producer::Swiglu, cast(e4m3(group)?.transposed()?)));
+            all.push(Self::Quantize(swiglu, cast(e4m3(group)?.transposed()?)));
         }
         for from in [None, Some(e4m3(Group1x128)?)] {
-            let backward = |to, all| Self::Backward { from, to, all };
+            let backward = |to, all| Self::Backward { from, gate: Gate::Plain, to, all };
             let [narrow, wide] = [cast(e4m3(Group1x32)?), cast(e4m3(Group1x128)?)];
             all.extend([backward(narrow, false), backward(wide, false), backward(wide, true)]);
             for recipe in read_of_gradients() {
                 all.extend([false, true].map(|beside| backward(Target::Recipe(recipe), beside)));
             }
+            all.push(Self::Backward { from, gate: Gate::All, to: wide, all: true });
         }
         for to in [e4m3(Group1x32)?, e4m3(Group128x1)?, e2m1(Group1x32)?] {
             all.push(Self::Again(e4m3(Group1x128)?, to));
         }
         all.push(Self::Again(e2m1(Group1x32)?, e4m3(Group1x128)?));
-        all.extend([Self::Back(e4m3(Group1x128)?), Self::Back(e2m1(Group1x32)?)]);
+        for to in [e4m3(Group1x128)?, e4m3(Row)?, e4m3(Group128x1)?, e2m1(Group1x32)?] {
+            all.push(Self::Chosen(Producer::Plain, to));
+        }
+        for producer in [swiglu, Producer::Activated(Function::Silu)] {
+            all.push(Self::Chosen(producer, e4m3(Group1x128)?));
+        }
+        for to in [e4m3(Group1x128)?, e4m3(Group128x1)?] {
+            all.push(Self::ChosenAgain(e4m3(Group1x128)?, to));
+        }
+        for scheme in cast_schemes().into_iter().filter(|scheme| !scheme.is_transposed()) {
+            all.push(Self::Back(scheme, DType::Bf16));
+        }
+        let groups = e4m3(Group1x128)?;
+        all.extend([DType::F16, DType::F32].map(|out| Self::Back(groups, out)));
         let bytes = |scheme: CastScheme| scheme.with_scales(CastScales::Ue8m0);
         all.push(Self::Lossless(bytes(e2m1(Group1x32)?), bytes(e4m3(Group1x128)?)));
         Ok(all)
@@ -149,9 +264,14 @@ impl Quantizer {
         match self {
             Self::Quantize(producer, _) => producer.name().into(),
             Self::Both(_) | Self::Codes(_) | Self::Scales(_) => Producer::Plain.name().into(),
-            Self::Again(from, _) | Self::Back(from) | Self::Lossless(from, _) => from.to_string(),
-            Self::Backward { from: None, .. } => "gradients of swiglu of bf16".into(),
-            Self::Backward { from: Some(from), .. } => format!("gradients of swiglu of {from}"),
+            Self::Again(from, _) | Self::Back(from, _) | Self::Lossless(from, _) => from.to_string(),
+            Self::Chosen(producer, _) => format!("chosen rows of {}", producer.name()),
+            Self::ChosenAgain(from, _) => format!("chosen rows of {from}"),
+            Self::Backward { from, gate, .. } => {
+                let from = from.map_or(DType::Bf16.to_string(), |from| from.to_string());
+                let beside = if gate == Gate::Plain { "" } else { ", clamp, weights, experts" };
+                format!("gradients of swiglu of {from}{beside}")
+            }
         }
     }
 
@@ -168,8 +288,8 @@ impl Quantizer {
             Self::Quantize(_, Target::Cast(recipe)) => StoredScheme::Cast(recipe.scheme()).to_string(),
             Self::Codes(to) => format!("{}, given scales", StoredScheme::Cast(to)),
             Self::Scales(to) => format!("{}, scales alone", StoredScheme::Cast(to)),
-            Self::Again(_, to) => StoredScheme::Cast(to).to_string(),
-            Self::Back(_) => DType::Bf16.to_string(),
+            Self::Again(_, to) | Self::Chosen(_, to) | Self::ChosenAgain(_, to) => StoredScheme::Cast(to).to_string(),
+            Self::Back(_, out) => out.to_string(),
             Self::Lossless(_, to) => format!("{to}, lossless"),
             Self::Backward { to, all, .. } => {
                 let to = match to {
@@ -185,13 +305,9 @@ impl Quantizer {
     /// that of the result of SwiGLU.
     pub fn bytes(self, rows: usize, cols: usize) -> u64 {
         let plain = (rows * cols * DType::Bf16.bytes()) as u64;
-        let wide = |scheme, cols| Target::Cast(CastRecipe::new(scheme)).bytes(rows, cols);
-        let cast = |scheme| wide(scheme, cols);
+        let cast = |scheme| Target::Cast(CastRecipe::new(scheme)).bytes(rows, cols);
         match self {
-            Self::Quantize(Producer::Swiglu, target) => 2 * plain + target.bytes(rows, cols),
-            // The residual is read, the sum written.
-            Self::Quantize(Producer::Norm { residual: true }, target) => 3 * plain + target.bytes(rows, cols),
-            Self::Quantize(_, target) => plain + target.bytes(rows, cols),
+            Self::Quantize(producer, target) => producer.bytes(rows, cols) + target.bytes(rows, cols),
             Self::Both(recipe) => {
                 let to = Target::Recipe(recipe);
                 plain + to.bytes(rows, cols) + to.bytes(cols, rows)
@@ -199,11 +315,18 @@ impl Quantizer {
             Self::Codes(to) => plain + cast(to),
             Self::Scales(to) => plain + to.scale_bytes(rows, cols) as u64,
             Self::Again(from, to) | Self::Lossless(from, to) => cast(from) + cast(to),
-            Self::Back(from) => cast(from) + plain,
-            Self::Backward { from, to, all } => {
-                let x = from.map_or(2 * plain, |from| wide(from, 2 * cols));
+            Self::Chosen(producer, to) => producer.bytes(rows - rows / 16, cols) + 4 * rows as u64 + cast(to),
+            Self::ChosenAgain(from, to) => {
+                Target::Cast(CastRecipe::new(from)).bytes(rows - rows / 16, cols) + 4 * rows as u64 + cast(to)
+            }
+            Self::Back(from, out) => cast(from) + (rows * cols * out.bytes()) as u64,
+            Self::Backward { from, gate, to, all } => {
+                let read = gate.rows(rows);
+                let plain_read = (read * cols * DType::Bf16.bytes()) as u64;
+                let x = from.map_or(2 * plain_read, |from| Target::Cast(CastRecipe::new(from)).bytes(read, 2 * cols));
                 let beside = if all { 3 * plain + 4 * rows as u64 } else { 0 };
-                x + plain + to.bytes(rows, 2 * cols) + beside
+                let with_rows = 4 * rows * (usize::from(gate.weights()) + usize::from(gate.experts()));
+                x + plain_read + with_rows as u64 + to.bytes(rows, 2 * cols) + beside
             }
         }
     }

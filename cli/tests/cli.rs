@@ -9,6 +9,7 @@ use common::{
     Folder, assert_words, bad, error_of, f32_tensor, good, json, model, read_f32, run_bare, sqnr_db, values, write,
 };
 use safetensors::tensor::{Dtype, SafeTensors};
+use scaled_gemm::CastGroup;
 use serde_json::Value;
 
 #[test]
@@ -87,10 +88,16 @@ fn verify_passes() {
     assert_eq!(value["passed"], true);
     let sources = value["sources"].as_array().unwrap();
     for (source, to) in [
-        ("codes of e4m3 1x128 row-major", "casts"),
         ("chosen rows", "casts"),
+        ("chosen rows of codes", "casts"),
+        ("chosen rows of producers", "casts"),
+        ("chosen rows of producers", "what products read"),
         ("scales alone", "casts"),
+        ("scales alone of codes", "casts"),
+        ("scales alone of producers", "casts"),
         ("codes by given scales", "casts"),
+        ("codes by given scales of codes", "casts"),
+        ("codes by given scales of producers", "casts"),
         ("codes of e2m1 1x32 row-major", "e4m3 1x128 ue8m0, lossless"),
         ("swiglu, clamp, weights and experts", "casts"),
         ("swiglu", "what products read"),
@@ -107,7 +114,15 @@ fn verify_passes() {
             "{source} to {to}"
         );
     }
-    assert_eq!((value["casts"].as_array().unwrap().len(), sources.len()), (26, 37));
+    // Codes of every grouping are cast again.
+    for group in CastGroup::ALL {
+        for format in ["e4m3", "e2m1"] {
+            let source = format!("codes of {format} {group}");
+            let found = sources.iter().find(|check| check["source"] == source && check["to"] == "casts");
+            assert!(found.is_some_and(|check| check["casts"].as_u64().unwrap() >= 12), "{source}");
+        }
+    }
+    assert_eq!((value["casts"].as_array().unwrap().len(), sources.len()), (26, 56));
     let recipes = value["recipes"].as_array().unwrap();
     assert_eq!(recipes.len(), 64 + 10 + 5 + 32);
     assert!(recipes.iter().any(|r| r["recipe"].as_str().unwrap().contains("4over6 mse fast, bound 256, 16x16 tiles")));
@@ -115,7 +130,7 @@ fn verify_passes() {
     let pairs = value["pairs"].as_array().unwrap();
     assert_eq!(pairs.len(), 15 + 3 + 4 + 6 + 5 + 8 + 1);
     // README's transcript ends in this number.
-    assert_eq!(recipes.len() + 26 + sources.len() + pairs.len(), 216);
+    assert_eq!(recipes.len() + 26 + sources.len() + pairs.len(), 235);
     assert!(pairs.iter().all(|p| p["error_of_bound"]["f32"].as_f64().is_some_and(|e| e <= 1.0)));
     assert!(pairs.iter().any(|p| p["a"] == "nvfp4 hadamard" && p["b"] == "nvfp4 hadamard"));
 }

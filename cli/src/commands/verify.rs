@@ -1,10 +1,11 @@
 //! `verify`: every recipe, cast and pair against their definition (`reference::definition`), on any device.
 //!
 //! Recipes: the device's codes and scales must equal those of the definition, byte for byte, and the noise must be that of the
-//! format. Casts likewise (`casts`), and what else they read and what is computed before them (`sources`). Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
+//! format. Casts likewise (`casts`), and what else they read (`sources`) and what is computed before them (`producers`). Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
 
 mod casts;
 mod near;
+mod producers;
 mod sources;
 
 use ndarray::Array2;

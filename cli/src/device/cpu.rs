@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::pair::{check_output, check_pair, check_shape};
-use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, RmsNorm, Swiglu, rows_of};
+use scaled_gemm::reference::{self, Accumulator, CastInput, Gelu, GemmInputs, HostOperand, RmsNorm, Swiglu, rows_of};
 use scaled_gemm::{
     CastRecipe, DType, Error, GivenScale, HostCastMatrix, HostQuantMatrix, Operand, Recipe, Result, Scheme,
 };
@@ -19,7 +19,7 @@ use crate::args::AccumulationChoice;
 use crate::data::normal;
 use crate::memory;
 use crate::output::{Failure, OR_CPU, count};
-use crate::quantizers::{Producer, Quantizer, has_one_scale};
+use crate::quantizers::{Gate, Producer, Quantizer, chosen_rows, experts, has_one_scale};
 use crate::target::Target;
 
 /// Bytes of the buffer whose copy is the roof: larger than the caches of most machines.
@@ -203,14 +203,20 @@ impl Device for Cpu {
             residual: residual.then(|| gated.slice(s![.., cols..])),
             dtype: DType::Bf16,
         };
+        let (weights, experts, chosen) = (vec![0.5f32; rows], experts(rows), chosen_rows(rows));
+        let swiglu = |gate: Gate| Swiglu {
+            clamp: gate.clamp(),
+            weights: gate.weights().then_some(&weights[..]),
+            experts: gate.experts().then_some(&experts[..]),
+        };
         // Per channel SwiGLU is read in BF16.
         let produced = |producer, channels: bool| -> Result<Array2<f32>> {
             Ok(match producer {
                 Producer::Plain => x.clone(),
                 Producer::Activated(function) => function.of(x.view()),
                 Producer::Norm { residual } => reference::rms_norm(x.view(), &norm(residual))?.values,
-                Producer::Swiglu => {
-                    let (y, _) = reference::swiglu(gated.view(), &Swiglu::default())?;
+                Producer::Swiglu(gate) => {
+                    let (y, _) = reference::swiglu(gated.view(), &swiglu(gate))?;
                     if channels { reference::round_values(y, DType::Bf16) } else { y }
                 }
             })
@@ -250,22 +256,36 @@ impl Device for Cpu {
                 let q = coded(from)?;
                 median_us(|| reference::cast(&(&q).into(), CastRecipe::new(to)))
             }
-            Quantizer::Back(from) => {
+            Quantizer::Chosen(Producer::Plain, to) => {
+                let input = CastInput::from(x.view()).gathered(&chosen)?;
+                median_us(|| reference::cast(&input, CastRecipe::new(to)))
+            }
+            // The CPU computes all rows, whichever are chosen.
+            Quantizer::Chosen(producer, to) => median_us(|| {
+                let y = produced(producer, to.group().is_per_channel())?;
+                reference::cast(&CastInput::from(y.view()).gathered(&chosen)?, CastRecipe::new(to))
+            }),
+            Quantizer::ChosenAgain(from, to) => {
                 let q = coded(from)?;
-                median_us(|| Ok(reference::cast_back(&q, DType::Bf16)))
+                let input = CastInput::from(&q).gathered(&chosen)?;
+                median_us(|| reference::cast(&input, CastRecipe::new(to)))
+            }
+            Quantizer::Back(from, out) => {
+                let q = coded(from)?;
+                median_us(|| Ok(reference::cast_back(&q, out)))
             }
             Quantizer::Lossless(from, _) => {
                 let q = coded(from)?;
                 median_us(|| reference::fp4_to_fp8(&q))
             }
             // The CPU writes all that there is, whatever is wanted of it.
-            Quantizer::Backward { from, to, .. } => {
+            Quantizer::Backward { from, gate, to, .. } => {
                 quantizer.check_cols(cols)?;
                 let q = from.map(|from| cast(gated.view(), CastRecipe::new(from))).transpose()?;
                 median_us(|| {
                     let read = q.as_ref().map(|q| reference::cast_back(q, DType::F32));
                     let read = read.as_ref().map_or(gated.view(), |read| read.view());
-                    let gradients = reference::swiglu_backward(read, x.view(), &Swiglu::default())?;
+                    let gradients = reference::swiglu_backward(read, x.view(), &swiglu(gate))?;
                     match to {
                         Target::Cast(recipe) => drop(cast(gradients.x.view(), recipe)?),
                         Target::Recipe(recipe) => drop(reference::quantize(gradients.x.view(), DType::F32, recipe)?),

@@ -1,15 +1,71 @@
 //! What quantizers, casts and producers take on a GPU.
 
 use scaled_gemm::{
-    CastMatrix, CastRecipe, CastSource, DType, DeviceBytes, GivenScale, GradientInto, KernelFamily, MatMut, MatRef,
-    QuantMatrix, QuantizeTo, Recipe, Result, RmsNormArgs, SwigluGradientsInto, SwigluSource, Timing, VecRef,
+    CastMatrix, CastRecipe, CastSource, DType, DeviceBuffer, DeviceBytes, Extent, GivenScale, GradientInto, Handle,
+    KernelFamily, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, Result, RmsNormArgs, RowIndex, SwigluGradientsInto,
+    SwigluSource, Timing, VecRef,
 };
 
 use super::cuda::{Cuda, borrowing};
 use super::cuda_sources::activation;
 use crate::data::normal_bytes;
-use crate::quantizers::{Producer, Quantizer, has_one_scale};
+use crate::quantizers::{Gate, Producer, Quantizer, chosen_rows, experts, has_one_scale};
 use crate::target::Target;
+
+/// What goes with rows: what SwiGLU takes, and which are chosen.
+struct OfRows {
+    weights: DeviceBuffer,
+    experts: DeviceBuffer,
+    chosen: RowIndex,
+}
+
+impl OfRows {
+    fn upload(handle: &Handle, rows: usize) -> Result<Self> {
+        let experts: Vec<u32> = experts(rows).into_iter().map(i32::cast_unsigned).collect();
+        Ok(Self {
+            weights: handle.upload(&vec![0.5f32; rows])?,
+            experts: handle.upload(&experts)?,
+            chosen: RowIndex::new(handle, &chosen_rows(rows), rows)?,
+        })
+    }
+
+    /// With what the gate takes; it counts where there are counts.
+    fn gate<'a>(
+        &'a self,
+        source: SwigluSource<'a>,
+        gate: Gate,
+        counts: Option<&'a mut DeviceBuffer>,
+    ) -> Result<SwigluSource<'a>> {
+        let mut source = source;
+        if let Some(clamp) = gate.clamp() {
+            source = source.with_clamp(clamp)?;
+        }
+        if gate.weights() {
+            source = source.with_weights(VecRef::new(&self.weights, DType::F32, self.weights.len() / 4)?)?;
+        }
+        if gate.experts() {
+            source = source.with_experts(&self.experts)?;
+        }
+        match counts {
+            Some(counts) if gate.counts() => source.with_counts(counts),
+            _ => Ok(source),
+        }
+    }
+}
+
+/// A producer of a plain matrix, or of a gated one.
+fn produced<'a>(
+    producer: Producer,
+    [plain, gated]: [&'a MatRef<'a>; 2],
+    of_rows: &'a OfRows,
+    counts: &'a mut DeviceBuffer,
+) -> Result<CastSource<'a>> {
+    Ok(match producer {
+        Producer::Plain | Producer::Norm { .. } => plain.into(),
+        Producer::Swiglu(gate) => of_rows.gate(SwigluSource::new(gated)?, gate, Some(counts))?.into(),
+        Producer::Activated(function) => CastSource::activated(plain, activation(function)),
+    })
+}
 
 /// Microseconds of each, or why there are none; see `Device::time_quantizers`.
 pub fn time(
@@ -46,13 +102,8 @@ pub fn time(
         let recipe = CastRecipe::new(scheme).power_of_two();
         plain.iter().map(|x| handle.cast(x, recipe)).collect()
     };
-    let source = |producer, at: usize| -> Result<CastSource<'_>> {
-        Ok(match producer {
-            Producer::Plain | Producer::Norm { .. } => (&plain[at]).into(),
-            Producer::Swiglu => SwigluSource::new(&gated[at])?.into(),
-            Producer::Activated(function) => CastSource::activated(&plain[at], activation(function)),
-        })
-    };
+    let of_rows = OfRows::upload(handle, rows)?;
+    let counts = || handle.upload(&[0u32; 6]);
     let quantize_source = |source: CastSource<'_>, recipe: Recipe, out: &mut QuantMatrix| match recipe {
         Recipe::Fp8(fp8) if has_one_scale(recipe) => {
             let given = GivenScale::Encode(DeviceBytes::from(&number));
@@ -73,14 +124,17 @@ pub fn time(
         match target {
             Target::Cast(recipe) => {
                 let mut out = casts(recipe.scheme())?;
+                // To tiles and channels it takes a second launch, which reads the factors of rows.
+                let one_pass = recipe.scheme().group().extents()[0] == Extent::Elements(1);
                 let mut run = |at: usize| {
                     let args = RmsNormArgs::new(&plain[at], columns()?, 1e-6)?;
-                    if !residual {
-                        return handle.rms_norm_cast_into(args, recipe, &mut out[at]);
-                    }
-                    let read = MatRef::new(&residuals[at], DType::Bf16, rows, cols)?;
-                    let sum = MatMut::new(&mut sums[at], DType::Bf16, rows, cols)?;
-                    handle.rms_norm_cast_into(args.with_residual(&read, sum)?, recipe, &mut out[at])
+                    let read = residual.then(|| MatRef::new(&residuals[at], DType::Bf16, rows, cols)).transpose()?;
+                    let args = match &read {
+                        Some(read) => args.with_residual(read, MatMut::new(&mut sums[at], DType::Bf16, rows, cols)?)?,
+                        None => args,
+                    };
+                    let args = if one_pass { args } else { args.with_rstd(&mut factors[at])? };
+                    handle.rms_norm_cast_into(args, recipe, &mut out[at])
                 };
                 timing.time(handle, |call| run(call % sets))
             }
@@ -99,7 +153,7 @@ pub fn time(
             }
         }
     };
-    let backward = |from: Option<_>, to: Target, all: bool| {
+    let backward = |from: Option<_>, gate: Gate, to: Target, all: bool| {
         let half = cols;
         let read = from.map(|from| {
             let recipe = CastRecipe::new(from).power_of_two();
@@ -119,6 +173,7 @@ pub fn time(
                 Some(read) => SwigluSource::of_codes(&read[at])?,
                 None => SwigluSource::new(&gated[at])?,
             };
+            let forward = of_rows.gate(forward, gate, None)?;
             let x: GradientInto<'_> = match to {
                 Target::Cast(recipe) => (recipe, &mut dx[at]).into(),
                 Target::Recipe(recipe) => (recipe, &mut dx_read[at]).into(),
@@ -149,13 +204,19 @@ pub fn time(
             }
             Quantizer::Quantize(Producer::Norm { residual }, target) => norm(residual, target)?,
             Quantizer::Quantize(producer, Target::Recipe(recipe)) => {
-                let mut out = products(recipe)?;
-                let mut run = |at: usize| quantize_source(source(producer, at)?, recipe, &mut out[at]);
+                let (mut out, mut counts) = (products(recipe)?, counts()?);
+                let mut run = |at: usize| {
+                    let source = produced(producer, [&plain[at], &gated[at]], &of_rows, &mut counts)?;
+                    quantize_source(source, recipe, &mut out[at])
+                };
                 timing.time(handle, |call| run(call % sets))?
             }
             Quantizer::Quantize(producer, Target::Cast(recipe)) => {
-                let mut out = casts(recipe.scheme())?;
-                let mut run = |at: usize| handle.cast_into(source(producer, at)?, recipe, &mut out[at]);
+                let (mut out, mut counts) = (casts(recipe.scheme())?, counts()?);
+                let mut run = |at: usize| {
+                    let source = produced(producer, [&plain[at], &gated[at]], &of_rows, &mut counts)?;
+                    handle.cast_into(source, recipe, &mut out[at])
+                };
                 timing.time(handle, |call| run(call % sets))?
             }
             Quantizer::Codes(scheme) => {
@@ -174,20 +235,36 @@ pub fn time(
                 let mut run = |at: usize| handle.cast_into(&q[at], CastRecipe::new(to), &mut out[at]);
                 timing.time(handle, |call| run(call % sets))?
             }
-            Quantizer::Back(from) => {
+            Quantizer::Chosen(producer, to) => {
+                let (mut out, mut counts) = (casts(to)?, counts()?);
+                let mut run = |at: usize| {
+                    let source = produced(producer, [&plain[at], &gated[at]], &of_rows, &mut counts)?;
+                    handle.cast_into(source.gathered(&of_rows.chosen)?, CastRecipe::new(to), &mut out[at])
+                };
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::ChosenAgain(from, to) => {
+                let (q, mut out) = (coded(from)?, casts(to)?);
+                let mut run = |at: usize| {
+                    let source = CastSource::from(&q[at]).gathered(&of_rows.chosen)?;
+                    handle.cast_into(source, CastRecipe::new(to), &mut out[at])
+                };
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::Back(from, dtype) => {
                 let q = coded(from)?;
-                let mut y = buffers(rows * cols * element)?;
+                let mut y = buffers(rows * cols * dtype.bytes())?;
                 let mut run =
-                    |at: usize| handle.cast_back_into(&q[at], &mut MatMut::new(&mut y[at], DType::Bf16, rows, cols)?);
+                    |at: usize| handle.cast_back_into(&q[at], &mut MatMut::new(&mut y[at], dtype, rows, cols)?);
                 timing.time(handle, |call| run(call % sets))?
             }
             Quantizer::Lossless(from, to) => {
                 let (q, mut out) = (coded(from)?, casts(to)?);
                 timing.time(handle, |call| handle.fp4_to_fp8_into(&q[call % sets], &mut out[call % sets], None))?
             }
-            Quantizer::Backward { from, to, all } => {
+            Quantizer::Backward { from, gate, to, all } => {
                 quantizer.check_cols(cols)?;
-                backward(from, to, all)?
+                backward(from, gate, to, all)?
             }
         };
         Ok(times.median())

@@ -118,6 +118,22 @@ impl OnGpu<'_> {
         }
     }
 
+    /// Quantizes a source with the scale of the whole matrix.
+    fn quantize_with_scale(
+        &self,
+        source: CastSource<'_>,
+        recipe: Recipe,
+        given: GivenScale,
+        out: &mut QuantMatrix,
+    ) -> Result<()> {
+        let number = self.0.upload(&[*given.number()])?;
+        let given = given.with_number(DeviceBytes::from(&number));
+        match recipe {
+            Recipe::Fp8(fp8) => self.0.quantize_source_tensor_into(source, fp8.format, &given, out, None),
+            _ => self.0.quantize_source_nvfp4_into(source, recipe, &given, out),
+        }
+    }
+
     /// Calls `run` with a norm; gives what it wrote beside the cast.
     fn with_norm(
         &self,
@@ -209,16 +225,11 @@ impl Sources for OnGpu<'_> {
         given: Option<GivenScale>,
     ) -> Result<HostQuantMatrix> {
         let handle = self.0;
-        let number = given.map(|given| handle.upload(&[*given.number()])).transpose()?;
-        let given = given.zip(number.as_ref()).map(|(given, number)| given.with_number(DeviceBytes::from(number)));
         let (q, _) = self.with_source(source, |source| {
             let mut out = QuantMatrix::zeros(handle, recipe.scheme(), source.rows(), source.cols())?;
-            match (recipe, &given) {
-                (Recipe::Fp8(fp8), Some(given)) => {
-                    handle.quantize_source_tensor_into(source, fp8.format, given, &mut out, None)?;
-                }
-                (_, Some(given)) => handle.quantize_source_nvfp4_into(source, recipe, given, &mut out)?,
-                (_, None) => handle.quantize_source_into(source, recipe, &mut out)?,
+            match given {
+                Some(given) => self.quantize_with_scale(source, recipe, given, &mut out)?,
+                None => handle.quantize_source_into(source, recipe, &mut out)?,
             }
             out.to_host(handle)
         })?;
@@ -241,10 +252,19 @@ impl Sources for OnGpu<'_> {
         Ok(NormCast { cast: out.to_host(self.0)?, sum, rstd })
     }
 
-    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Recipe) -> Result<HostQuantMatrix> {
+    fn rms_norm_quantize(
+        &mut self,
+        x: Wide<'_>,
+        norm: &RmsNorm<'_>,
+        recipe: Recipe,
+        given: Option<GivenScale>,
+    ) -> Result<HostQuantMatrix> {
         let (rows, cols) = x.values.dim();
         let mut out = QuantMatrix::zeros(self.0, recipe.scheme(), rows, cols)?;
-        self.with_norm(x, norm, |args| self.0.rms_norm_quantize_into(args, recipe, &mut out))?;
+        self.with_norm(x, norm, |args| match given {
+            Some(given) => self.quantize_with_scale(args.into(), recipe, given, &mut out),
+            None => self.0.rms_norm_quantize_into(args, recipe, &mut out),
+        })?;
         out.to_host(self.0)
     }
 

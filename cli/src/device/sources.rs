@@ -1,6 +1,6 @@
 //! What a cast reads beside a plain matrix, and what is made of it: what `verify` asks of a device beyond quantizing weights.
 
-use ndarray::Array2;
+use ndarray::{Array2, Axis};
 use scaled_gemm::reference::{self, CastInput, ClampCounts, RmsNorm, RmsNormed, Swiglu};
 use scaled_gemm::{CastRecipe, CastScheme, DType, GivenScale, HostCastMatrix, HostQuantMatrix, Recipe, Result};
 
@@ -99,8 +99,14 @@ pub trait Sources {
     /// RMSNorm cast along rows in one pass.
     fn rms_norm_cast(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: CastRecipe) -> Result<NormCast>;
 
-    /// The same to what products read.
-    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Recipe) -> Result<HostQuantMatrix>;
+    /// The same to what products read, with the scale of the whole matrix where its scheme has one.
+    fn rms_norm_quantize(
+        &mut self,
+        x: Wide<'_>,
+        norm: &RmsNorm<'_>,
+        recipe: Recipe,
+        given: Option<GivenScale>,
+    ) -> Result<HostQuantMatrix>;
 
     /// The gradients of SwiGLU; `gradient` is that of its result.
     fn swiglu_backward(
@@ -144,6 +150,37 @@ impl HostValues<'_> {
     }
 }
 
+impl HostSource<'_> {
+    /// What a clamp changes in the rows that are read, a row as often as it is read; `whole` is what it changes in all of them.
+    fn counts(&self, whole: ClampCounts) -> Result<ClampCounts> {
+        let (HostValues::Swiglu(x, options), Some(rows)) = (self.values, self.rows) else { return Ok(whole) };
+        let (x, experts) = read_rows(x.values, options.experts, rows);
+        let options = Swiglu { weights: None, experts: experts.as_deref(), ..options };
+        Ok(reference::swiglu(x.view(), &options)?.1)
+    }
+}
+
+/// The rows of a gated matrix that are read, and their experts: a row of zeros is none.
+pub fn read_rows(x: &Array2<f32>, experts: Option<&[i32]>, rows: &[i32]) -> (Array2<f32>, Option<Vec<i32>>) {
+    let read: Vec<usize> = rows.iter().filter_map(|row| usize::try_from(*row).ok()).collect();
+    let experts = experts.map(|experts| read.iter().map(|row| experts[*row]).collect());
+    (x.select(Axis(0), &read), experts)
+}
+
+/// Chosen rows, zeros for a negative one.
+pub fn gather(x: &Array2<f32>, rows: &[i32]) -> Array2<f32> {
+    Array2::from_shape_fn((rows.len(), x.ncols()), |(i, j)| usize::try_from(rows[i]).map_or(0.0, |row| x[(row, j)]))
+}
+
+/// To what products read, with the scale of the whole matrix where one is given.
+fn quantize(values: &Array2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
+    match (recipe, given) {
+        (Recipe::Fp8(fp8), Some(given)) => Ok(reference::quantize_tensor(values.view(), fp8.format, given)?.0),
+        (_, Some(given)) => reference::quantize_with_scale(values.view(), DType::F32, recipe, given),
+        (_, None) => reference::quantize(values.view(), DType::F32, recipe),
+    }
+}
+
 /// The CPU: the reference.
 pub struct OnCpu;
 
@@ -174,7 +211,7 @@ impl Sources for OnCpu {
                 HostCastMatrix::from_logical(scheme, rows, cols, codes, reference::cast_scales(&input, recipe)?)?
             }
         };
-        Ok((q, counts))
+        Ok((q, source.counts(counts)?))
     }
 
     fn quantize_source(
@@ -184,11 +221,7 @@ impl Sources for OnCpu {
         given: Option<GivenScale>,
     ) -> Result<HostQuantMatrix> {
         let (values, _) = source.values.computed()?;
-        match (recipe, given) {
-            (Recipe::Fp8(fp8), Some(given)) => Ok(reference::quantize_tensor(values.view(), fp8.format, given)?.0),
-            (_, Some(given)) => reference::quantize_with_scale(values.view(), DType::F32, recipe, given),
-            (_, None) => reference::quantize(values.view(), DType::F32, recipe),
-        }
+        quantize(&source.rows.map_or_else(|| values.clone(), |rows| gather(&values, rows)), recipe, given)
     }
 
     fn fp4_to_fp8(&mut self, q: &HostCastMatrix) -> Result<HostCastMatrix> {
@@ -200,8 +233,14 @@ impl Sources for OnCpu {
         Ok(NormCast { cast: reference::cast(&values.view().into(), recipe)?, sum, rstd })
     }
 
-    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Recipe) -> Result<HostQuantMatrix> {
-        reference::quantize(reference::rms_norm(x.values.view(), norm)?.values.view(), DType::F32, recipe)
+    fn rms_norm_quantize(
+        &mut self,
+        x: Wide<'_>,
+        norm: &RmsNorm<'_>,
+        recipe: Recipe,
+        given: Option<GivenScale>,
+    ) -> Result<HostQuantMatrix> {
+        quantize(&reference::rms_norm(x.values.view(), norm)?.values, recipe, given)
     }
 
     fn swiglu_backward(

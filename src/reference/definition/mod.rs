@@ -15,7 +15,7 @@ use ndarray::{Array2, ArrayView2};
 
 pub use cast::{cast, cast_back, cast_with_scales, fp4_to_fp8};
 pub use grouped::{activation_gradient, dequantize_grouped, quantize_grouped, quantize_grouped_with_scales};
-pub use producers::{erf, erfc, gelu, gelu_of, rms_norm, silu, swiglu, swiglu_backward};
+pub use producers::{erf, erfc, gelu, gelu_of, gelu_tanh, gelu_tanh_argument, rms_norm, silu, swiglu, swiglu_backward};
 pub use product::{scaled_gemm, values};
 
 use super::quantize::{check, check_given};

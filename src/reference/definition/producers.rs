@@ -83,6 +83,17 @@ pub fn gelu_of(v: f64) -> f64 {
     v / 2.0 * erfc(-v / std::f64::consts::SQRT_2)
 }
 
+/// What [`reference::gelu_tanh`](crate::reference::gelu_tanh) is near to: `v (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (v + 0.044715 v^3)`, written as
+/// `v * sigmoid(2u)`, which keeps its digits below 0.
+pub fn gelu_tanh(x: ArrayView2<f32>) -> Array2<f64> {
+    x.mapv(|v| f64::from(v) * sigmoid(gelu_tanh_argument(f64::from(v))))
+}
+
+/// The 2u of [`gelu_tanh`], which it takes the sigmoid of.
+pub fn gelu_tanh_argument(v: f64) -> f64 {
+    2.0 * (2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v.powi(3))
+}
+
 /// `1 - erf(z)` with all its digits: from 2 on the continued fraction `exp(-z^2) / sqrt(pi) / (z + (1/2) / (z + (2/2) / (z + (3/2) / ...)))`.
 pub fn erfc(z: f64) -> f64 {
     if z < 2.0 {

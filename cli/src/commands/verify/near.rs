@@ -8,8 +8,9 @@ use crate::quantizers::Function;
 
 /// What values before a cast may be off, relative.
 const NEAR: f64 = 4e-7;
-/// The same of GELU in its tanh form, relative to its argument.
-const NEAR_GELU: f64 = 2e-7;
+/// One rounding to FP32, of a normal number; and of a subnormal one, half a step of 2^-149.
+const ROUNDING: f64 = 1.0 / 16_777_216.0;
+const HALF_STEP: f64 = 8e-46;
 /// Half a step of the smallest numbers, some times over: what is lost where a result is that small.
 const STEPS: f64 = 6e-45;
 /// Where exp(-l) is infinite in FP32 the sigmoid, below 1 / 3.4e38, becomes zero: lost times what it is multiplied by.
@@ -29,10 +30,39 @@ fn worst(got: &Array2<f32>, want: &Array2<f64>, may: impl Fn([usize; 2], f64) ->
     got.indexed_iter().zip(want).map(fraction).fold(0.0, f64::max)
 }
 
-/// GELU in its tanh form, in f64.
-fn gelu_tanh(v: f32) -> f64 {
-    let v = f64::from(v);
-    v / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v * v * v)).tanh())
+fn sigmoid(l: f64) -> f64 {
+    1.0 / (1.0 + (-l).exp())
+}
+
+/// What `fl(1 / fl(1 + exp(-l)))` may be off of its value s: exp by 1.3 roundings, and one each for the sum and the quotient.
+fn off_of_sigmoid(s: f64) -> f64 {
+    (1.3 * (1.0 - s) + 2.0) * ROUNDING
+}
+
+/// What GELU in its tanh form, `v * sigmoid(z)`, may be off: below 0 the sigmoid follows z by `|z| (1 - s)`, and z is off by 2.5 roundings and
+/// 3.6 of the part that the cube has. The library's `tests/producers_reference.rs` derives this and the next.
+fn off_of_gelu_tanh(v: f64, want: f64) -> f64 {
+    let z = definition::gelu_tanh_argument(v);
+    let (s, cube) = (sigmoid(z), 0.044_715 * v * v);
+    let off_of_z = (2.5 + 3.6 * cube / (1.0 + cube)) * ROUNDING;
+    let relative = off_of_sigmoid(s) + ROUNDING + z.abs() * (1.0 - s) * off_of_z;
+    NEAR.max(relative) * want.abs() + LEAST_SIGMOID * v.abs() + STEPS
+}
+
+/// What the gradients of l and of r may be off, y being the gradient times the weight.
+///
+/// ```text
+/// dr = y s l                          NEAR of its own value
+/// dl = y s r q, q = 1 + l (1 - s)     five roundings and the sigmoid, and what q is off: `|l|` times what s is, and a rounding of 1 - s
+/// ```
+fn off_of_gradients([l, r]: [f64; 2], y: f64, [of_l, of_r]: [f64; 2]) -> [f64; 2] {
+    let (s, y, l_abs, r) = (sigmoid(l), y.abs(), l.abs(), r.abs());
+    let q = (1.0 + l * (1.0 - s)).abs();
+    let off_of_q = l_abs * (s * off_of_sigmoid(s) + if s < 0.5 { ROUNDING / 2.0 } else { 0.0 });
+    let left = (5.0 * ROUNDING + off_of_sigmoid(s)) * of_l.abs()
+        + y * r * (s * off_of_q + LEAST_SIGMOID * (1.0 + l_abs))
+        + HALF_STEP * (1.0 + q * (1.0 + r * (1.0 + s)));
+    [left, NEAR * of_r.abs() + LEAST_SIGMOID * y * l_abs + HALF_STEP * (1.0 + l_abs * (1.0 + s))]
 }
 
 /// Of what the reference makes of them before a cast; 0 of what is read as it is.
@@ -57,7 +87,9 @@ pub fn of_values(values: &HostValues<'_>, got: &Array2<f32>) -> f64 {
             worst(got, &definition::gelu(x.values.view()), |_, want| NEAR * want.abs() + STEPS)
         }
         HostValues::Activated(x, Function::GeluTanh) => {
-            worst(got, &x.values.mapv(gelu_tanh), |at, _| NEAR_GELU * f64::from(x.values[at].abs()) + STEPS)
+            worst(got, &definition::gelu_tanh(x.values.view()), |at, want| {
+                off_of_gelu_tanh(f64::from(x.values[at]), want)
+            })
         }
         // Two products, each rounded once.
         HostValues::Normed(x, rows, columns) => {
@@ -84,20 +116,21 @@ pub fn of_gradients(
     let x = x.values();
     let half = gradient.ncols();
     let (of_x, of_w) = definition::swiglu_backward(x.view(), gradient.view(), options);
-    let halves = |i: usize, j: usize| [x[(i, j)], x[(i, half + j)]].map(f64::from);
-    let weight = |i: usize| options.weights.map_or(1.0, |weights| f64::from(weights[i].abs()));
-    // What may be off of terms that the sigmoid of l multiplies; a clamp of l only lowers it.
-    let of_terms = |l: f64, terms: f64| (NEAR / (1.0 + (-l).exp()) + LEAST_SIGMOID) * terms + STEPS;
-    // 1 - s and 1 + l (1 - s) cancel: it is their terms that the error is relative to.
+    let c = options.clamp.map_or(f64::INFINITY, f64::from);
+    let halves = |i: usize, j: usize| {
+        let [l, r] = [x[(i, j)], x[(i, half + j)]].map(f64::from);
+        [l.min(c), r.clamp(-c, c)]
+    };
+    let weight = |i: usize| options.weights.map_or(1.0, |weights| f64::from(weights[i]));
     let fraction = worst(got.0, &of_x, |[i, j], _| {
-        let [l, r] = halves(i, j % half);
-        let terms = if j < half { r.abs() * (1.0 + l.abs()) } else { l.abs() };
-        of_terms(l, terms * f64::from(gradient[(i, j % half)].abs()) * weight(i))
+        let y = f64::from(gradient[(i, j % half)]) * weight(i);
+        off_of_gradients(halves(i, j % half), y, [of_x[[i, j % half]], of_x[[i, half + j % half]]])[j / half]
     });
     got.1.iter().zip(&of_w).enumerate().fold(fraction, |fraction, (i, (got, want))| {
+        // Of what is summed, which rounds up as often as down.
         let term = |j: usize| {
             let [l, r] = halves(i, j);
-            of_terms(l, (l * r * f64::from(gradient[(i, j)])).abs())
+            (NEAR * sigmoid(l) + LEAST_SIGMOID) * (l * r * f64::from(gradient[(i, j)])).abs() + STEPS
         };
         fraction.max(part_of((f64::from(*got) - want).abs(), (0..half).map(term).sum()))
     })
