@@ -4,6 +4,8 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "gpu_experts/grouped_tensors.rs"]
+mod grouped_tensors;
 
 use common::*;
 use ndarray::{Array2, ArrayView2, s};

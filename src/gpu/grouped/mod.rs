@@ -2,7 +2,7 @@
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie (`rows`): of FP8 operands those of `sm90`, of plain rows those that decode weights
 //! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). `way` chooses. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `fit`: what operands must have in
-//! common. `clamped`: how many groups were not taken as their numbers say, and `apart`: in memory that nobody else reads or writes.
+//! common. `clamped`: how many groups were not taken as their numbers say, and `apart`: in memory that nobody else reads or writes. `operand`: matrices, and grouped tensors as such.
 
 mod apart;
 mod args;
@@ -10,6 +10,7 @@ mod between;
 mod clamped;
 pub(crate) mod few;
 pub(crate) mod fit;
+mod operand;
 mod rows;
 mod slots;
 mod way;
@@ -18,6 +19,7 @@ mod whole;
 
 pub(crate) use args::GroupedA;
 pub use args::GroupedGemmArgs;
+pub use operand::GroupedOperand;
 pub use rows::GroupedRows;
 pub use weight::GroupedWeightGradient;
 
