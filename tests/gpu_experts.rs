@@ -4,15 +4,16 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "gpu_experts/grouped_tensors.rs"]
+mod grouped_tensors;
 
 use common::*;
 use ndarray::{Array2, ArrayView2, s};
-use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{
-    DType, DeviceBuffer, DeviceBytesMut, Error, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedGemmArgs,
-    GroupedRows, GroupedWeightGradient, Handle, HostParts, HostQuantMatrix, KernelFamily, MatMut, MatRef, PlanOptions,
-    QuantMatrix, QuantizeTo, Recipe, Scheme, Sm90Config, VecRef,
+    DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows,
+    GroupedWeightGradient, Handle, HostParts, HostQuantMatrix, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix,
+    QuantizeTo, Recipe, Scheme, Sm90Config, VecRef,
 };
 
 const A: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
@@ -461,45 +462,4 @@ fn check_gradients(handle: &Handle, drawn: fn(&mut Noise, usize, usize) -> Array
     };
     refused(of(&zeros(OUT)[..2], 2 * OUT), &["3 groups", "the 2 groups of dY"]);
     refused(of(&zeros(OUT), 2 * OUT), &["dW: 512 x 384", "3 * 256 x 384"]);
-}
-
-/// D must lie apart from all that is read, in one launch and with a product for each slot.
-#[test]
-fn a_d_that_overlaps_is_refused() {
-    let Some(handle) = handle() else { return };
-    let counts = handle.upload(&[4i64; GROUPS]).unwrap();
-    let memory = handle.stream().alloc_zeros::<u8>(2 << 20).unwrap();
-    let (base, _guard) = memory.device_ptr(handle.stream());
-    for (a, b) in [(A, B), (Scheme::Nvfp4, Scheme::Nvfp4)] {
-        // Codes of A at the beginning, those of B from 1 MiB on.
-        let at = |scheme: Scheme, rows: usize, from: u64| {
-            let bytes = scheme.code_bytes(rows, K);
-            // SAFETY: `memory` lives to the end of the test, and nobody writes it.
-            let codes = unsafe { DeviceBuffer::from_raw(handle.stream(), base + from, bytes, ()) }.unwrap();
-            let zeros = |bytes: usize| (bytes > 0).then(|| handle.alloc(bytes).unwrap());
-            let (scales, blocks) = (zeros(scheme.scale_len(rows, K) * 4), zeros(scheme.block_scale_len(rows, K)));
-            QuantMatrix::from_parts(scheme, rows, K, codes, scales, blocks).unwrap()
-        };
-        let (x, w) = (at(a, GROUPS * SLOT, 0), at(b, GROUPS * OUT, 1 << 20));
-        let ask = |d: DeviceBytesMut<'_>| {
-            let d = MatMut::new(d, DType::F32, GROUPS * SLOT, OUT).unwrap();
-            let rows = GroupedRows::Masked { slot_rows: SLOT, counts: counts.view() };
-            handle.grouped_gemm(GroupedGemmArgs::new(&x, &w, GROUPS, rows, d))
-        };
-        let mut own = handle.alloc(GROUPS * SLOT * OUT * 4).unwrap();
-        match ask(own.view_mut()) {
-            Err(Error::Pair { .. }) => {
-                println!("skipped: {a} x {b} on {}", handle.device());
-                continue;
-            }
-            done => done.unwrap(),
-        }
-        for (name, from) in [("A", 0), ("B", 1 << 20)] {
-            // SAFETY: it is refused before anything is enqueued.
-            let d = unsafe { DeviceBytesMut::from_raw(base + from, GROUPS * SLOT * OUT * 4) };
-            let error = ask(d).unwrap_err().to_string();
-            assert!(error.contains(&format!("must not overlap {name}")), "{a} x {b}: {error}");
-        }
-    }
-    handle.synchronize().unwrap();
 }

@@ -481,7 +481,8 @@ pub struct TuneArgs {
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Measure what products with --batch-invariant take, whose records serve no others; give
-    /// --schemes that have such products (not fp8-128x128 x fp8-1x128, nor E5M2 weights of plain rows).
+    /// --schemes that have such products (fp8-tensor, fp8-row, fp8-1x128, fp8-128x128,
+    /// nvfp4, nvfp4-row, mxfp4, mxfp8).
     #[arg(long, requires = "schemes")]
     pub batch_invariant: bool,
     /// JSON file of records to write; one that is there is replaced.

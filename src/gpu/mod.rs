@@ -38,13 +38,14 @@ pub use gemm::record::table::TuneTable;
 pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
-pub use grouped::{GroupedGemmArgs, GroupedRows, GroupedWeightGradient};
+pub use grouped::{GroupedGemmArgs, GroupedOperand, GroupedRows, GroupedWeightGradient};
 pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource, Sm90Config, SmallMBlock, SmallMConfig, SmallMOperands};
 pub use linear::{Linear, LinearGradientsInto, QuantizedGradient, SavedInput};
 pub use matrix::{
-    CastMatrix, GroupedDeviceLayout, GroupedTensor, KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef,
+    CastMatrix, GroupedDeviceLayout, GroupedMatrix, GroupedTensor, KeptWeights, MatMut, MatRef, Parts, QuantMatrix,
+    VecRef,
 };
 pub use measure::{Cadence, Times, Timing, copy};
 

@@ -65,7 +65,7 @@ impl Handle {
     /// beside codes. Of a row of a negative expert all gradients are zero.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] for operands that do not fit, or lie where something is read; [`Error::Unsupported`] for counts, other
+    /// [`Error::Shape`], [`Error::DType`] for operands that do not fit, or lie where something is read or another result is written; [`Error::Unsupported`] for counts, other
     /// groups, other formats; [`Error::Driver`]; [`Error::Kernel`].
     pub fn swiglu_backward(
         &self,

@@ -34,7 +34,7 @@ impl Handle {
     /// ([`KernelFamily::Fused`](crate::KernelFamily)).
     ///
     /// # Errors
-    /// As [`Handle::cast`], but for the capture; [`Error::Shape`] if the target has another shape or overlaps the source; [`Error::Unsupported`] if it has
+    /// As [`Handle::cast`], but for the capture; [`Error::Shape`] if the target has another shape, or it or counts of the source overlap what is read or each other; [`Error::Unsupported`] if it has
     /// another scheme than the recipe.
     pub fn cast_into<'a>(
         &self,
@@ -215,7 +215,7 @@ impl Handle {
     /// [`CastRecipe::power_of_two`] or with UE8M0.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the target or `inexact` does not fit; [`Error::Unsupported`] for other schemes.
+    /// [`Error::Shape`] if the target or `inexact` does not fit, or overlaps what is read or the other; [`Error::Unsupported`] for other schemes.
     pub fn fp4_to_fp8_into(
         &self,
         q: &CastMatrix,

@@ -112,7 +112,7 @@ impl Handle {
     /// loads). What is refused has written nothing: a residual in place is what it was.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the target has another shape, or overlaps what is read; [`Error::Unsupported`] if it has another scheme than the
+    /// [`Error::Shape`] if the target has another shape, or results overlap what is read or each other; [`Error::Unsupported`] if it has another scheme than the
     /// recipe, or two launches are needed and there is no memory for the factors; [`Error::Driver`]; [`Error::Kernel`].
     pub fn rms_norm_cast_into(&self, norm: RmsNormArgs<'_>, recipe: CastRecipe, out: &mut CastMatrix) -> Result<()> {
         self.cast_into(norm, recipe, out)
@@ -213,6 +213,7 @@ impl Handle {
                 kind: ProducerKind::Normed,
                 weights: rstd.as_ref(),
                 columns: Some(weight),
+                before: call.before(),
                 ..ProducerCall::default()
             };
             let launch = more(sum.unwrap_or(plain), producer)?;

@@ -124,7 +124,7 @@ impl Handle {
     /// `amax`, one FP32 where given, is raised to the largest magnitude of the values (NaN ignored); the caller sets it to zero first.
     ///
     /// # Errors
-    /// As [`Handle::quantize_source_into`]; [`Error::Shape`] if `amax` does not fit; [`Error::Unsupported`] if the scale is given as an
+    /// As [`Handle::quantize_source_into`]; [`Error::Shape`] if `amax` does not fit, or overlaps codes, scales or what is read; [`Error::Unsupported`] if the scale is given as an
     /// amax.
     pub fn quantize_source_tensor_into<'a>(
         &self,

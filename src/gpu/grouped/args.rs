@@ -1,11 +1,11 @@
 //! [`GroupedGemmArgs`]: the operands of a product of groups.
 
-use super::GroupedRows;
+use super::{GroupedOperand, GroupedRows};
 use crate::epilogue::Activation;
 use crate::format::Operand;
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
 use crate::gpu::kernels::Sm90Config;
-use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+use crate::gpu::matrix::{GroupedMatrix, MatMut, MatRef, QuantMatrix, VecRef};
 
 /// A of a product of groups.
 pub(crate) enum GroupedA<'a> {
@@ -51,6 +51,8 @@ pub struct GroupedGemmArgs<'a> {
     pub(super) config: Option<Sm90Config>,
     pub(super) clamped: Option<DeviceBytesMut<'a>>,
     pub(super) scales: [Option<DeviceBytes<'a>>; 2],
+    /// A and B where they are grouped tensors.
+    pub(super) tensors: [Option<&'a GroupedMatrix<'a>>; 2],
 }
 
 impl<'a> GroupedGemmArgs<'a> {
@@ -60,8 +62,20 @@ impl<'a> GroupedGemmArgs<'a> {
     ///
     /// On sm_90 also both with block scales, MXFP8, MXFP4 and NVFP4, but for a B in E5M2: a launch dequantizes all rows of A into scratch memory, and one multiplies the groups as
     /// [`GroupedGemmArgs::weight_only`] does (in slots up to 128 [usual](Self::expected_rows) rows). In slots any other pair that [`Handle::scaled_gemm`](crate::Handle::scaled_gemm) multiplies, but for an A with 1x128 scales: E5M2, and block scales on other GPUs.
-    pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
-        Self::of(GroupedA::Quantized(a), b, groups, rows, d)
+    ///
+    /// Grouped tensors are such operands, too, with the scale of each member: tokens and matrices that were quantized on the device, in one buffer each
+    /// ([`GroupedTensor::padded_rows`](crate::GroupedTensor::padded_rows), [`GroupedTensor::stacked`](crate::GroupedTensor::stacked)); `fp8-tensor` then.
+    pub fn new(
+        a: impl Into<GroupedOperand<'a>>,
+        b: impl Into<GroupedOperand<'a>>,
+        groups: usize,
+        rows: GroupedRows<'a>,
+        d: MatMut<'a>,
+    ) -> Self {
+        let (a, b) = (a.into(), b.into());
+        let tensors = [a.grouped, b.grouped];
+        let scales = tensors.map(|tensor| tensor?.scales());
+        Self { scales, tensors, ..Self::of(GroupedA::Quantized(a.matrix), b.matrix, groups, rows, d) }
     }
 
     /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only). A: BF16 or F16, its rows any
@@ -88,8 +102,9 @@ impl<'a> GroupedGemmArgs<'a> {
 
     fn of(a: GroupedA<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
-        let (scales, clamped) = ([None, None], None);
-        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped, scales }
+        let (scales, tensors, clamped, config) = ([None, None], [None; 2], None, None);
+        let alpha = 1.0;
+        Self { a, b, groups, rows, d, alpha, bias, activation, expected_rows: None, config, clamped, scales, tensors }
     }
 
     /// Multiplies the products by `alpha` (a host number: a captured graph keeps the value it was captured with).
@@ -107,7 +122,7 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { activation, ..self }
     }
 
-    /// A scale for each group in the place of the one of an `fp8-tensor` A: FP32, as many as groups, 4-byte aligned; of one launch alone. What it holds when the
+    /// A scale for each group in the place of the one of an `fp8-tensor` A, or of those that members of a grouped tensor have: FP32, as many as groups, 4-byte aligned; of one launch alone. What it holds when the
     /// product runs is what counts.
     pub fn scales_of_a(self, scales: DeviceBytes<'a>) -> Self {
         let [_, b] = self.scales;
@@ -134,7 +149,7 @@ impl<'a> GroupedGemmArgs<'a> {
 
     /// `clamped`, 4 bytes of device memory, receives how many groups were not taken as their numbers say, as a `u32`: a count below 0, or above the rows that
     /// lie there; rows that begin outside of A, before an earlier group, or at no multiple of 4; groups without rows count as taken. Of slots that are one product each, too, whose
-    /// counts nobody else reads. What it held is overwritten, by a launch of its own behind the product. 4-byte aligned.
+    /// counts nobody else reads. What it held is overwritten, by a launch of its own behind the product. 4-byte aligned, apart from all that is read, and from D.
     pub fn clamped(self, clamped: DeviceBytesMut<'a>) -> Self {
         Self { clamped: Some(clamped), ..self }
     }

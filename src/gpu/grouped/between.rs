@@ -17,7 +17,7 @@ impl Handle {
     /// read back. Once the kernels are loaded ([`KernelFamily::Grouped`]) it allocates nothing and waits for nothing: safe inside graph capture.
     ///
     /// # Errors
-    /// [`Error::Shape`] if X has fewer rows than all slots, or there are fewer numbers than groups; [`Error::Kernel`] if the kernels cannot be
+    /// [`Error::Shape`] if X has fewer rows than all slots, there are fewer numbers than groups, or X, `clamped` and these numbers overlap; [`Error::Kernel`] if the kernels cannot be
     /// loaded; [`Error::Driver`] if the launch fails.
     pub fn clear_between_groups(
         &self,

@@ -2,13 +2,15 @@
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie (`rows`): of FP8 operands those of `sm90`, of plain rows those that decode weights
 //! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). `way` chooses. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `fit`: what operands must have in
-//! common. `clamped`: how many groups were not taken as their numbers say.
+//! common. `clamped`: how many groups were not taken as their numbers say, and `apart`: in memory that nobody else reads or writes. `operand`: matrices, and grouped tensors as such.
 
+mod apart;
 mod args;
 mod between;
 mod clamped;
 pub(crate) mod few;
 pub(crate) mod fit;
+mod operand;
 mod rows;
 mod slots;
 mod way;
@@ -17,6 +19,7 @@ mod whole;
 
 pub(crate) use args::GroupedA;
 pub use args::GroupedGemmArgs;
+pub use operand::GroupedOperand;
 pub use rows::GroupedRows;
 pub use weight::GroupedWeightGradient;
 
@@ -58,13 +61,14 @@ impl Handle {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Pair`] for pairs that neither way takes on this GPU; [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together;
+    /// [`Error::Pair`] for pairs that neither way takes on this GPU; [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together, or overlaps;
     /// [`Error::Unsupported`] for operands of two bases or of another GPU, and in a capture for kernels that are not loaded and borrowed memory;
     /// [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         let way = args.way(self)?;
         let (queue, kernels) = (self.queue(), self.kernels());
         check_clamped(self, args.clamped.as_mut())?;
+        args.check_count_apart(self)?;
         let (a, layout) = match way {
             Way::Launch(a, scales) => (a, scales),
             Way::FewRows(weights, config, dtype) => {

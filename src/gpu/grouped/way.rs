@@ -1,6 +1,7 @@
 //! [`Way`]: how the products of groups are made, and [`GroupedGemmArgs::explain`], which says why.
 
 use super::fit::{Fit, check_numbers};
+use super::operand::check_members;
 use super::{GroupedA, GroupedGemmArgs, few, slots};
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand, pair};
@@ -108,6 +109,7 @@ impl<'a> GroupedGemmArgs<'a> {
     fn check(&self) -> Result<()> {
         let Self { a, b, groups, rows, d, bias, .. } = self;
         let (of_a, of_d) = ([a.rows(), a.cols()], [d.rows(), d.cols()]);
+        check_members(self.tensors, *groups, rows)?;
         let groups = Some((*groups, rows));
         Fit { a: of_a, b, d: of_d, groups, matrices: 1, bias: bias.as_ref() }.check()?;
         check_numbers(d, "store one of them")

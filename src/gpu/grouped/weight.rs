@@ -99,7 +99,7 @@ impl<'a> GroupedWeightGradient<'a> {
 
     /// `clamped`, 4 bytes of device memory, receives how many groups of one launch were not taken as their numbers say, as a `u32`: a count below 0, or above the
     /// rows that lie there; rows that begin outside of dY and X, before an earlier group, or at no multiple of 128; groups without rows count as taken. What it held is
-    /// overwritten, by a launch of its own behind the product ([`KernelFamily::Grouped`](crate::KernelFamily)). 4-byte aligned. One product a group reads no counts.
+    /// overwritten, by a launch of its own behind the product ([`KernelFamily::Grouped`](crate::KernelFamily)). 4-byte aligned, apart from all that is read, and from dW. One product a group reads no counts.
     pub fn clamped(self, clamped: DeviceBytesMut<'a>) -> Self {
         Self { clamped: Some(clamped), ..self }
     }
@@ -225,7 +225,7 @@ impl Handle {
     /// before a capture, which is refused otherwise.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together, and another number of groups; [`Error::Pair`] for one launch on another
+    /// [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together, another number of groups, and a dW or count that overlaps what is read; [`Error::Pair`] for one launch on another
     /// GPU or of other schemes; [`Error::Unsupported`] for a configuration of one product a group, or a count of clamped ones; those of [`Handle::scaled_gemm`].
     pub fn grouped_weight_gradient(&self, of: GroupedWeightGradient<'_>) -> Result<()> {
         let GroupedWeightGradient { of, mut dw, config, expected_rows, mut clamped } = of;
@@ -236,6 +236,7 @@ impl Handle {
             }
             Of::Whole(whole) => {
                 check_clamped(self, clamped.as_mut())?;
+                whole.check_count_apart(self, &mut dw, clamped.as_mut())?;
                 whole.enqueue(self, &mut dw, config, expected_rows)?;
                 let held = (Sm90Along::K, whole.dy.cols());
                 count_clamped(self, (whole.groups, &whole.rows), held, clamped.as_mut())

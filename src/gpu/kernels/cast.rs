@@ -1,15 +1,17 @@
 //! Launches for casts of any source: `kernels/cast/cast_*.cu`, and `kernels/fused/produced.cu` for what is computed before it is cast.
 
+use std::iter::empty;
+
 use super::Kernels;
 use super::cast_args::{CastOut, CastRule, CastSource};
-use super::cast_call::{CastFrom, CastPart, CastTo, CastValues, check_apart};
+use super::cast_call::{CastFrom, CastPart, CastTo, CastValues};
 use super::fused::FusedKernels;
 use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue};
 use super::module::{Module, Modules};
-use super::operand::{address, check_aligned, check_bytes, check_floats, extent, is_aligned};
+use super::operand::{address, check_aligned, check_bytes, check_floats, extent, is_aligned, words};
 use crate::error::{Error, Result};
 use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Extent};
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{Span, check_apart};
 use crate::gpu::device::stream::Queue;
 
 /// Threads of a block that casts a whole row, at the most, of a source that is there and of one that is computed; each holds four
@@ -217,6 +219,16 @@ fn lies_flat(scheme: CastScheme, cols: usize) -> bool {
     down == Extent::Elements(1) && whole && scheme.scales() == CastScales::RowMajor
 }
 
+/// That E2M1 codes may be made E4M3.
+fn check_fp4_to_fp8(from: &CastFrom<'_>, to: &CastTo<'_>, inexact: Option<&Span<'_>>) -> Result<()> {
+    let count = "count of inexact groups";
+    to.check("target")?;
+    from.check(to.rows)?;
+    check_floats(count, inexact, 1)?;
+    let inexact = inexact.map(|inexact| words(count, inexact, 1));
+    from.check_apart(empty(), to.spans().into_iter().chain(inexact))
+}
+
 /// Elements of a matrix that is one row, at the most: kernels count them in 32 bits.
 const FLAT: usize = 1 << 31;
 
@@ -268,7 +280,7 @@ impl Kernels {
         let (rows, cols) = (to.rows, to.cols);
         to.check("target")?;
         from.check(rows)?;
-        check_apart(from.spans(), &to.spans())?;
+        from.check_apart(empty(), to.spans().into_iter())?;
         if from.cols != cols {
             return Err(Error::shape(
                 "target",
@@ -365,7 +377,9 @@ impl Kernels {
         let (rows, cols) = (q.rows, q.cols);
         check_bytes("output", y, extent(rows, cols, y_stride) * dtype.bytes())?;
         check_aligned("output", y, dtype.bytes() as u64)?;
-        check_apart([("codes", q.codes), ("scales", q.scales)].into_iter(), &[("matrix to cast back to", y)])?;
+        let read = [("codes", *q.codes), ("scales", *q.scales)];
+        let written = y.slice(0, extent(rows, cols, y_stride) * dtype.bytes());
+        check_apart(read.into_iter(), [("matrix to cast back to", written)].into_iter())?;
         if rows == 0 || cols == 0 {
             return Ok(());
         }
@@ -400,10 +414,7 @@ impl Kernels {
         to: &CastTo<'_>,
         inexact: Option<&Span<'_>>,
     ) -> Result<()> {
-        to.check("target")?;
-        from.check(to.rows)?;
-        check_apart(from.spans(), &to.spans())?;
-        check_floats("count of inexact groups", inexact, 1)?;
+        check_fp4_to_fp8(from, to, inexact)?;
         if to.rows == 0 || to.cols == 0 {
             return Ok(());
         }
@@ -417,5 +428,31 @@ impl Kernels {
             CastOut::new(to, CastPart::Both),
             address(inexact),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::device::memory::assert_apart;
+
+    #[test]
+    fn codes_and_the_count_of_inexact_groups_lie_apart_from_the_source() {
+        let (rows, cols) = (4, 32);
+        let e2m1 = CastScheme::new(CodeFormat::E2M1, CastGroup::Group1x32).unwrap();
+        let e4m3 = CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128).unwrap().with_scales(CastScales::Ue8m0);
+        let names = [
+            "source",
+            "scales of the source",
+            "codes of the target",
+            "scales of the target",
+            "count of inexact groups",
+        ];
+        assert_apart(&names, 3, 128, |at| {
+            let values = CastValues::Coded { scheme: e2m1, scales: &at[1] };
+            let from = CastFrom { x: &at[0], values, rows, cols, index: None };
+            let to = CastTo { codes: &at[2], scales: &at[3], scheme: e4m3, rows, cols };
+            check_fp4_to_fp8(&from, &to, Some(&at[4]))
+        });
     }
 }

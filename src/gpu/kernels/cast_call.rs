@@ -1,9 +1,9 @@
 //! Operands of casts, resolved on the stream, and what kernels ask of them.
 
-use super::operand::{check_aligned, check_bytes, check_floats, extent, is_aligned};
+use super::operand::{check_aligned, check_bytes, check_floats, extent, is_aligned, words};
 use crate::error::{Error, Result};
 use crate::format::{CastScheme, DType};
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{Named, Span, check_apart};
 
 /// What a cast reads, resolved on the stream.
 pub(crate) struct CastFrom<'a> {
@@ -49,6 +49,8 @@ pub(crate) struct ProducerCall<'a> {
     pub(crate) counts: Option<&'a Span<'a>>,
     /// Factors of columns, of x's type or FP32.
     pub(crate) columns: Option<(&'a Span<'a>, DType)>,
+    /// What a launch of the same call reads before, to write what this one reads.
+    pub(crate) before: [Option<Named<'a>>; 2],
 }
 
 /// As `kernels/fused/produced.cuh` numbers it.
@@ -82,8 +84,8 @@ pub(crate) enum CastPart {
 }
 
 impl CastTo<'_> {
-    pub(super) fn spans(&self) -> [(&'static str, &Span<'_>); 2] {
-        [("codes of the target", self.codes), ("scales of the target", self.scales)]
+    pub(super) fn spans(&self) -> [Named<'_>; 2] {
+        [("codes of the target", *self.codes), ("scales of the target", *self.scales)]
     }
 
     pub(super) fn check(&self, operand: &str) -> Result<()> {
@@ -109,8 +111,8 @@ impl CastFrom<'_> {
             ));
         }
         match self.values {
-            CastValues::Plain { dtype, row_stride } => {
-                check_bytes("source", self.x, extent(self.rows, self.cols, row_stride) * dtype.bytes())?;
+            CastValues::Plain { dtype, .. } => {
+                check_bytes("source", self.x, self.x_bytes())?;
                 check_aligned("source", self.x, dtype.bytes() as u64)?;
             }
             CastValues::Coded { scheme, scales } => {
@@ -123,9 +125,8 @@ impl CastFrom<'_> {
                 }
                 CastTo { codes: self.x, scales, scheme, rows: self.rows, cols: self.cols }.check("source")?;
             }
-            CastValues::Produced { dtype, row_stride, producer } => {
-                let cols = if producer.kind == ProducerKind::Swiglu { 2 * self.cols } else { self.cols };
-                check_bytes("source", self.x, extent(self.rows, cols, row_stride) * dtype.bytes())?;
+            CastValues::Produced { dtype, producer, .. } => {
+                check_bytes("source", self.x, self.x_bytes())?;
                 check_aligned("source", self.x, dtype.bytes() as u64)?;
                 check_floats("weights of rows", producer.weights, self.rows)?;
                 check_floats("experts of rows", producer.experts, self.rows)?;
@@ -167,39 +168,101 @@ impl CastFrom<'_> {
         }
     }
 
-    /// What it reads, by name.
-    pub(super) fn spans(&self) -> impl Iterator<Item = (&'static str, &Span<'_>)> {
-        let others = match &self.values {
-            CastValues::Plain { .. } => [None; 4],
-            CastValues::Coded { scales, .. } => [Some(("scales of the source", *scales)), None, None, None],
-            CastValues::Produced { producer, .. } => [
-                producer.weights.map(|weights| ("weights of rows", weights)),
-                producer.experts.map(|experts| ("experts of rows", experts)),
-                producer.counts.map(|counts| ("counts of the clamp", counts)),
-                producer.columns.map(|(weights, _)| ("weights of columns", weights)),
-            ],
-        };
-        let others = others.into_iter().flatten();
-        [("source", self.x)].into_iter().chain(others).chain(self.index.map(|index| ("row index", index)))
-    }
-}
-
-/// Refuses a target that lies where something is read.
-pub(super) fn check_apart<'s>(
-    sources: impl Iterator<Item = (&'static str, &'s Span<'s>)>,
-    targets: &[(&'static str, &Span<'_>)],
-) -> Result<()> {
-    for (what, source) in sources {
-        for (which, target) in targets {
-            if source.overlaps(target) {
-                return Err(Error::shape(
-                    *which,
-                    format!("{} bytes at {:#x}", target.bytes, target.address),
-                    format!("must not overlap the {what}, {} bytes at {:#x}", source.bytes, source.address),
-                    "cast into memory of its own",
-                ));
+    /// Bytes from the first to past the last that is read of x.
+    fn x_bytes(&self) -> usize {
+        match self.values {
+            CastValues::Plain { dtype, row_stride } => extent(self.rows, self.cols, row_stride) * dtype.bytes(),
+            CastValues::Coded { scheme, .. } => scheme.code_bytes(self.rows, self.cols),
+            CastValues::Produced { dtype, row_stride, producer } => {
+                let cols = if producer.kind == ProducerKind::Swiglu { 2 * self.cols } else { self.cols };
+                extent(self.rows, cols, row_stride) * dtype.bytes()
             }
         }
     }
-    Ok(())
+
+    /// What it reads, by name, as far as it does.
+    fn read(&self) -> impl Iterator<Item = Named<'_>> + Clone {
+        let others = match &self.values {
+            CastValues::Plain { .. } => [None; 5],
+            CastValues::Coded { scales, .. } => [Some(("scales of the source", **scales)), None, None, None, None],
+            CastValues::Produced { producer, .. } => [
+                producer.weights.map(|weights| words("weights of rows", weights, self.rows)),
+                producer.experts.map(|experts| words("experts of rows", experts, self.rows)),
+                producer
+                    .columns
+                    .map(|(weights, dtype)| ("weights of columns", weights.slice(0, self.cols * dtype.bytes()))),
+                producer.before[0],
+                producer.before[1],
+            ],
+        };
+        let x = ("source", self.x.slice(0, self.x_bytes()));
+        let index = self.index.map(|index| ("row index", *index));
+        [x].into_iter().chain(others.into_iter().flatten()).chain(index)
+    }
+
+    /// What it writes beside a result, by name: the clamp raises its counts while the source is read.
+    fn counted(&self) -> Option<Named<'_>> {
+        let CastValues::Produced { producer, .. } = &self.values else { return None };
+        producer.counts.map(|counts| words("counts of the clamp", counts, 6))
+    }
+
+    /// That all which a call writes, its results and what the source counts, lies apart from the source, from what is read beside it, and from each other.
+    pub(super) fn check_apart<'s>(
+        &'s self,
+        beside: impl Iterator<Item = Named<'s>> + Clone,
+        results: impl Iterator<Item = Named<'s>> + Clone,
+    ) -> Result<()> {
+        check_apart(self.read().chain(beside), results.chain(self.counted()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::device::memory::assert_apart;
+
+    #[test]
+    fn results_and_counts_of_the_clamp_lie_apart_from_all_that_a_source_reads() {
+        let names = [
+            "source",
+            "weights of rows",
+            "experts of rows",
+            "weights of columns",
+            "x of a norm",
+            "row index",
+            "codes",
+            "counts of the clamp",
+        ];
+        assert_apart(&names, 2, 256, |at| {
+            let producer = ProducerCall {
+                clamp: Some(1.0),
+                weights: Some(&at[1]),
+                experts: Some(&at[2]),
+                columns: Some((&at[3], DType::F32)),
+                before: [Some((names[4], at[4])), None],
+                counts: Some(&at[7]),
+                ..ProducerCall::default()
+            };
+            let values = CastValues::Produced { dtype: DType::Bf16, row_stride: 32, producer };
+            let from = CastFrom { x: &at[0], values, rows: 4, cols: 16, index: Some(&at[5]) };
+            from.check_apart(std::iter::empty(), [(names[6], at[6])].into_iter())
+        });
+    }
+
+    /// Memory may be longer than what is read of it, and a target lie there.
+    #[test]
+    fn what_lies_behind_a_source_is_none_of_it() {
+        let x = Span::unguarded(4096, 4096);
+        let refused = |values, address| {
+            let from = CastFrom { x: &x, values, rows: 4, cols: 16, index: None };
+            from.check_apart(std::iter::empty(), [("codes", Span::unguarded(address, 64))].into_iter()).is_err()
+        };
+        let plain = CastValues::Plain { dtype: DType::Bf16, row_stride: 40 };
+        let producer = ProducerCall::default();
+        // Three strides and a row: of SwiGLU one of both halves.
+        let swiglu = CastValues::Produced { dtype: DType::Bf16, row_stride: 40, producer };
+        for (values, end) in [(plain, 4096 + 2 * 136), (swiglu, 4096 + 2 * 152)] {
+            assert_eq!([refused(values, end - 1), refused(values, end)], [true, false]);
+        }
+    }
 }

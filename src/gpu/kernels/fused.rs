@@ -2,15 +2,17 @@
 
 use super::Kernels;
 use super::cast_args::{CastOut, CastRule, CastSource, Producer};
-use super::cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind, check_apart};
+use super::cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::mx::MxRule;
-use super::operand::{Output, address, check_aligned, check_bytes, check_floats, check_output, extent, is_aligned};
+use super::operand::{
+    Output, address, check_aligned, check_bytes, check_floats, check_output, extent, is_aligned, words,
+};
 use super::produced::TargetKernels;
 use crate::error::{Error, Result};
 use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, MxScaleRule, Scheme};
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{Named, Span, check_apart};
 use crate::gpu::device::stream::Queue;
 
 /// The longest row that a norm keeps in registers, four vectors of eight elements in a thread, and the threads of the blocks of longer ones.
@@ -121,6 +123,44 @@ pub(crate) struct NormCall<'a> {
     pub(crate) rstd: Option<&'a Span<'a>>,
 }
 
+impl NormCall<'_> {
+    /// That the kernel may be launched, with a cast to `to`.
+    fn check(&self, to: Option<&CastTo<'_>>) -> Result<()> {
+        let Self { x, dtype, rows, cols, residual, sum, weight, rstd, .. } = *self;
+        let shape = [rows, cols];
+        check_cols("x of a norm", cols)?;
+        check_plain("x of a norm", x, shape, dtype)?;
+        let others = [("residual of a norm", residual), ("sum of a norm", sum)];
+        for (operand, matrix) in others.into_iter().filter_map(|(operand, matrix)| Some((operand, matrix?))) {
+            check_plain(operand, matrix, shape, dtype)?;
+        }
+        check_bytes("weight of a norm", weight.0, cols * weight.1.bytes())?;
+        check_aligned("weight of a norm", weight.0, weight.1.bytes() as u64)?;
+        check_floats("factors of a norm", rstd, rows)?;
+        if let Some(to) = to {
+            to.check("target")?;
+        }
+        let part = |name, matrix| named(name, matrix, shape, dtype);
+        let read = part("x of a norm", Some(x)).into_iter().chain(part("residual of a norm", self.kept_residual()));
+        let read = read.chain([("weight of a norm", weight.0.slice(0, cols * weight.1.bytes()))]);
+        let factors = rstd.map(|span| words("factors of a norm", span, rows));
+        let written = part("sum of a norm", sum).into_iter().chain(factors);
+        check_apart(read, written.chain(to.into_iter().flat_map(CastTo::spans)))
+    }
+
+    /// What the norm reads, by name, that a launch behind it does not: x and the residual where that reads their sum.
+    pub(crate) fn before(&self) -> [Option<Named<'_>>; 2] {
+        let part = |name, matrix| named(name, matrix, [self.rows, self.cols], self.dtype);
+        let residual = part("residual of a norm", self.kept_residual());
+        [part("x of a norm", self.sum.map(|_| self.x)), residual]
+    }
+
+    /// The residual, but for one that is replaced: it lies where its sum does, and each element is read before it is written.
+    fn kept_residual(&self) -> Option<Strided<'_>> {
+        self.residual.filter(|residual| self.sum.is_none_or(|sum| place(Some(*residual)) != place(Some(sum))))
+    }
+}
+
 /// Mirror of `Norm` in `kernels/fused/rms_norm.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -150,6 +190,46 @@ pub(crate) struct BackwardCall<'a> {
     pub(crate) again: Option<Strided<'a>>,
     /// FP32, one for each row.
     pub(crate) weights: Option<&'a Span<'a>>,
+}
+
+impl BackwardCall<'_> {
+    /// That the kernel may be launched, with a cast to `to`.
+    fn check(&self, to: Option<&BackwardTo<'_>>) -> Result<()> {
+        let Self { x, forward, gradient, dtype, wide, again, weights } = self;
+        let (rows, half) = (x.rows, x.cols / 2);
+        check_cols("x of SwiGLU", x.cols)?;
+        x.check(rows)?;
+        check_plain("gradient of SwiGLU", *gradient, [rows, half], *dtype)?;
+        check_floats("weights of SwiGLU", forward.weights, rows)?;
+        check_floats("experts of SwiGLU", forward.experts, rows)?;
+        check_floats("gradient of the weights", *weights, rows)?;
+        let (wide_name, again_name) = ("gradient of x in BF16", "result of SwiGLU in BF16");
+        if let Some(matrix) = *wide {
+            check_wide(wide_name, matrix, [rows, x.cols])?;
+        }
+        if let Some(matrix) = *again {
+            check_wide(again_name, matrix, [rows, half])?;
+        }
+        let target = match to {
+            Some(BackwardTo::Cast(_, to)) => {
+                to.check("target")?;
+                to.spans().map(Some)
+            }
+            Some(BackwardTo::Mx(format, _, out)) => {
+                check_output(out, Scheme::Mxfp8(*format), rows, x.cols)?;
+                [Some(("codes of the target", *out.codes)), Some(("block scales of the target", *out.block_scales))]
+            }
+            None => [None; 2],
+        };
+        let beside = named("gradient of SwiGLU", Some(*gradient), [rows, half], *dtype).into_iter();
+        let beside = beside.chain(forward.weights.map(|span| words("weights of SwiGLU", span, rows)));
+        let beside = beside.chain(forward.experts.map(|span| words("experts of SwiGLU", span, rows)));
+        let wide = named(wide_name, *wide, [rows, x.cols], DType::Bf16);
+        let again = named(again_name, *again, [rows, half], DType::Bf16);
+        let weights = weights.map(|span| words("gradient of the weights", span, rows));
+        let written = wide.into_iter().chain(again).chain(weights);
+        x.check_apart(beside, written.chain(target.into_iter().flatten()))
+    }
 }
 
 /// What the gradient of x is cast to.
@@ -206,11 +286,14 @@ fn check_wide(operand: &str, matrix: Strided<'_>, shape: [usize; 2]) -> Result<(
     ))
 }
 
-fn named<'s, 'a>(operand: &'static str, matrix: Option<Strided<'a>>) -> Option<(&'static str, &'s Span<'a>)>
-where
-    'a: 's,
-{
-    matrix.map(|(span, _)| (operand, span))
+/// A matrix by name, from its first to past its last element.
+fn named<'a>(
+    operand: &'static str,
+    matrix: Option<Strided<'a>>,
+    [rows, cols]: [usize; 2],
+    dtype: DType,
+) -> Option<Named<'a>> {
+    matrix.map(|(span, stride)| (operand, span.slice(0, extent(rows, cols, stride) * dtype.bytes())))
 }
 
 impl Kernels {
@@ -221,28 +304,8 @@ impl Kernels {
         call: &NormCall<'_>,
         cast: Option<(CastRecipe, &CastTo<'_>)>,
     ) -> Result<()> {
+        call.check(cast.map(|(_, to)| to))?;
         let NormCall { x, dtype, rows, cols, residual, sum, weight, epsilon, rstd } = *call;
-        let shape = [rows, cols];
-        check_cols("x of a norm", cols)?;
-        check_plain("x of a norm", x, shape, dtype)?;
-        let others = [("residual of a norm", residual), ("sum of a norm", sum)];
-        for (operand, matrix) in others.into_iter().filter_map(|(operand, matrix)| Some((operand, matrix?))) {
-            check_plain(operand, matrix, shape, dtype)?;
-        }
-        check_bytes("weight of a norm", weight.0, cols * weight.1.bytes())?;
-        check_aligned("weight of a norm", weight.0, weight.1.bytes() as u64)?;
-        check_floats("factors of a norm", rstd, rows)?;
-        let mut targets: Vec<_> = named("sum of a norm", sum).into_iter().collect();
-        targets.extend(rstd.map(|span| ("factors of a norm", span)));
-        if let Some((_, to)) = cast {
-            to.check("target")?;
-            targets.extend(to.spans());
-        }
-        // A residual that is replaced lies where its sum does; each element is read before it is written.
-        let replaced = residual.zip(sum).is_some_and(|(residual, sum)| place(Some(residual)) == place(Some(sum)));
-        let read = named("residual of a norm", residual.filter(|_| !replaced));
-        let sources = [("x of a norm", x.0), ("weight of a norm", weight.0)].into_iter().chain(read);
-        check_apart(sources, &targets)?;
         if rows == 0 {
             return Ok(());
         }
@@ -290,40 +353,9 @@ impl Kernels {
         call: &BackwardCall<'_>,
         to: Option<&BackwardTo<'_>>,
     ) -> Result<()> {
+        call.check(to)?;
         let BackwardCall { x, forward, gradient, dtype, wide, again, weights } = call;
-        let (rows, half) = (x.rows, x.cols / 2);
-        check_cols("x of SwiGLU", x.cols)?;
-        x.check(rows)?;
-        check_plain("gradient of SwiGLU", *gradient, [rows, half], *dtype)?;
-        check_floats("weights of SwiGLU", forward.weights, rows)?;
-        check_floats("experts of SwiGLU", forward.experts, rows)?;
-        check_floats("gradient of the weights", *weights, rows)?;
-        let (wide_name, again_name) = ("gradient of x in BF16", "result of SwiGLU in BF16");
-        if let Some(matrix) = *wide {
-            check_wide(wide_name, matrix, [rows, x.cols])?;
-        }
-        if let Some(matrix) = *again {
-            check_wide(again_name, matrix, [rows, half])?;
-        }
-        let mut targets: Vec<_> = [named(wide_name, *wide), named(again_name, *again)].into_iter().flatten().collect();
-        targets.extend(weights.map(|span| ("gradient of the weights", span)));
-        match to {
-            Some(BackwardTo::Cast(_, to)) => {
-                to.check("target")?;
-                targets.extend(to.spans());
-            }
-            Some(BackwardTo::Mx(format, _, out)) => {
-                check_output(out, Scheme::Mxfp8(*format), rows, x.cols)?;
-                targets.extend([("codes", out.codes), ("block scales", out.block_scales)]);
-            }
-            None => {}
-        }
-        let beside = [
-            named("gradient of SwiGLU", Some(*gradient)),
-            forward.weights.map(|span| ("weights of SwiGLU", span)),
-            forward.experts.map(|span| ("experts of SwiGLU", span)),
-        ];
-        check_apart(x.spans().chain(beside.into_iter().flatten()), &targets)?;
+        let rows = x.rows;
         if rows == 0 {
             return Ok(());
         }
@@ -376,4 +408,100 @@ impl Kernels {
 /// Rule and target as the kernels take them; null where nothing is cast.
 fn cast_of(cast: Option<(CastRecipe, &CastTo<'_>)>) -> (CastRule, CastOut) {
     cast.map_or_else(Default::default, |(recipe, to)| (CastRule::new(recipe), CastOut::new(to, CastPart::Both)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::CodeFormat;
+    use crate::gpu::device::memory::assert_apart;
+
+    fn e4m3() -> CastScheme {
+        CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x32).unwrap()
+    }
+
+    #[test]
+    fn results_of_a_norm_lie_apart_from_what_it_reads_and_from_each_other() {
+        let names = [
+            "x of a norm",
+            "weight of a norm",
+            "residual of a norm",
+            "sum of a norm",
+            "factors of a norm",
+            "codes of the target",
+            "scales of the target",
+        ];
+        let (rows, cols) = (4, 32);
+        let check = |at: &[Span<'_>], replaced: bool| {
+            // Of another stride it is not replaced, wherever it lies.
+            let residual = if replaced { (&at[3], cols) } else { (&at[2], cols + 16) };
+            let call = NormCall {
+                x: (&at[0], cols),
+                dtype: DType::Bf16,
+                rows,
+                cols,
+                residual: Some(residual),
+                sum: Some((&at[3], cols)),
+                weight: (&at[1], DType::F32),
+                epsilon: 1e-6,
+                rstd: Some(&at[4]),
+            };
+            let to = CastTo { codes: &at[5], scales: &at[6], scheme: e4m3(), rows, cols };
+            call.check(Some(&to))?;
+            // Another launch of the same call may not write these.
+            assert_eq!(
+                call.before().map(|named| named.map(|(name, _)| name)),
+                match replaced {
+                    true => [Some(names[0]), None],
+                    false => [Some(names[0]), Some(names[2])],
+                }
+            );
+            Ok(())
+        };
+        assert_apart(&names, 4, 512, |at| check(at, false));
+        let without: Vec<_> = names.into_iter().filter(|name| *name != names[2]).collect();
+        assert_apart(&without, 4, 512, |at| check(&[at[0], at[1], at[1], at[2], at[3], at[4], at[5]], true));
+    }
+
+    #[test]
+    fn gradients_of_swiglu_lie_apart_from_what_is_read_and_from_each_other() {
+        let names = [
+            "source",
+            "gradient of SwiGLU",
+            "weights of SwiGLU",
+            "experts of SwiGLU",
+            "gradient of x in BF16",
+            "result of SwiGLU in BF16",
+            "gradient of the weights",
+            "codes of the target",
+            "scales of the target",
+        ];
+        let (rows, cols) = (4, 64);
+        let format = Fp8Format::E4M3;
+        let check = |at: &[Span<'_>], to: Option<&BackwardTo<'_>>| {
+            let values = CastValues::Plain { dtype: DType::Bf16, row_stride: cols };
+            BackwardCall {
+                x: CastFrom { x: &at[0], values, rows, cols, index: None },
+                forward: ProducerCall { weights: Some(&at[2]), experts: Some(&at[3]), ..ProducerCall::default() },
+                gradient: (&at[1], cols / 2),
+                dtype: DType::Bf16,
+                wide: Some((&at[4], cols)),
+                again: Some((&at[5], cols / 2)),
+                weights: Some(&at[6]),
+            }
+            .check(to)
+        };
+        let bytes = 512;
+        assert_apart(&names, 5, bytes, |at| {
+            let to = CastTo { codes: &at[7], scales: &at[8], scheme: e4m3(), rows, cols };
+            check(at, Some(&BackwardTo::Cast(CastRecipe::new(e4m3()), to)))
+        });
+        let mut of_mx = names;
+        of_mx[8] = "block scales of the target";
+        assert_apart(&of_mx, 5, bytes, |at| {
+            let out = Output { codes: &at[7], scales: &at[8].slice(0, 0), block_scales: &at[8] };
+            check(at, Some(&BackwardTo::Mx(format, MxScaleRule::default(), out)))
+        });
+        assert_apart(&names[..7], 3, bytes, |at| check(at, None));
+    }
 }

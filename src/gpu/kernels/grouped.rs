@@ -1,7 +1,6 @@
 //! Launches for grouped tensors: `kernels/cast/grouped*.cu`.
 
 use super::Kernels;
-use super::cast_call::check_apart;
 use super::grouped_forward::{Forward, GroupedForward, SECOND_INPUT, SECOND_OFFSETS, check_buffer, is_buffer_aligned};
 use super::grouped_members::{FEW, GroupedMembers, Members};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
@@ -10,7 +9,7 @@ use super::operand::{address, check_aligned, check_bytes, check_floats, format_c
 use super::scale_rule::ScaleRule;
 use crate::error::Result;
 use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, GroupedScales};
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{Span, check_apart};
 use crate::gpu::device::stream::Queue;
 
 /// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
@@ -152,16 +151,15 @@ impl GroupedCast<'_> {
             GroupedFactors::Amax(span, _) => (None, Some(span)),
         };
         let second =
-            input.forward.iter().flat_map(|forward| [(SECOND_INPUT, forward.x), (SECOND_OFFSETS, forward.offsets)]);
-        let read = members.numbers().into_iter().chain([("input", input.x)]).chain(second);
-        let read = read.chain(given.map(|given| ("given scales", given)));
-        let plain = out.iter().flat_map(|out| [("codes", out.codes), ("scales", out.scales)]);
+            input.forward.iter().flat_map(|forward| [(SECOND_INPUT, *forward.x), (SECOND_OFFSETS, *forward.offsets)]);
+        let read = members.numbers().into_iter().chain([("input", *input.x)]).chain(second);
+        let read = read.chain(given.map(|given| ("given scales", *given)));
+        let plain = out.iter().flat_map(|out| [("codes", *out.codes), ("scales", *out.scales)]);
         let turned = transposed.iter();
         let turned =
-            turned.flat_map(|out| [("transposed codes", out.codes), ("scales of transposed codes", out.scales)]);
-        let written: Vec<_> = plain.chain(turned).chain(found.map(|amax| ("amax", amax))).collect();
-        check_apart(read, &written)?;
-        (1..written.len()).try_for_each(|i| check_apart(written[..i].iter().copied(), &written[i..=i]))
+            turned.flat_map(|out| [("transposed codes", *out.codes), ("scales of transposed codes", *out.scales)]);
+        let written = plain.chain(turned).chain(found.map(|amax| ("amax", *amax)));
+        check_apart(read, written.chain([("count of clamped members", *members.clamped)]))
     }
 
     /// Everything that may be refused of all its launches, so that a refused call leaves no work behind.
@@ -276,8 +274,8 @@ impl Kernels {
     ) -> Result<()> {
         q.check(members, scales)?;
         check_buffer("output", y, members.length, dtype)?;
-        let read = members.numbers().into_iter().chain([("codes", q.codes), ("scales", q.scales)]);
-        check_apart(read, &[("output", y)])?;
+        let read = members.numbers().into_iter().chain([("codes", *q.codes), ("scales", *q.scales)]);
+        check_apart(read, [("output", *y), ("count of clamped members", *members.clamped)].into_iter())?;
         let m = members.checked(None)?;
         let kernel = self.grouped(stream)?.dequantize[usize::from(transposed)].of(dtype, is_buffer_aligned(y))?;
         let blocks = match transposed {
@@ -320,12 +318,12 @@ mod tests {
     }
 
     /// Parts of memory, of which one lies where another does.
-    fn refusal_of(cast: impl Fn(&[Span<'_>; 11]) -> Result<()>, moved: usize, onto: usize) -> String {
+    fn refusal_of(cast: impl Fn(&[Span<'_>; 12]) -> Result<()>, moved: usize, onto: usize) -> String {
         let place = |i: usize| Span::unguarded(if i == moved { onto } else { i } as u64 * 4096 + 4096, 24);
         cast(&std::array::from_fn(place)).map_or_else(|refused| refused.to_string(), |()| String::new())
     }
 
-    const NAMES: [&str; 11] = [
+    const NAMES: [&str; 12] = [
         "rows of the layout",
         "columns of the layout",
         "offsets of the layout",
@@ -337,12 +335,13 @@ mod tests {
         "transposed codes",
         "scales of transposed codes",
         "amax",
+        "count of clamped members",
     ];
 
     /// Of three members, in both directions, by amax or by given scales.
-    fn cast(parts: &[Span<'_>; 11], given: Option<&Span<'_>>) -> Result<()> {
-        let [rows, cols, offsets, x, x2, offsets2, codes, scales, codes_t, scales_t, amax] = parts;
-        let (scratch, clamped) = (&Span::unguarded(1 << 20, 24 * 3 + 16), &Span::unguarded(64, 4));
+    fn cast(parts: &[Span<'_>; 12], given: Option<&Span<'_>>) -> Result<()> {
+        let [rows, cols, offsets, x, x2, offsets2, codes, scales, codes_t, scales_t, amax, clamped] = parts;
+        let scratch = &Span::unguarded(1 << 20, 24 * 3 + 16);
         let rule = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
         let second =
             GroupedForward { of: ActivationGradient::Silu, x: x2, dtype: DType::Bf16, offsets: offsets2, length: 12 };
@@ -361,7 +360,7 @@ mod tests {
     /// Numbers of the layout, elements, words of codes and FP32 numbers each begin at a multiple of their size.
     #[test]
     fn buffers_begin_where_their_elements_may() {
-        let needs = [8, 8, 8, 2, 2, 8, 16, 4, 16, 4, 4];
+        let needs = [8, 8, 8, 2, 2, 8, 16, 4, 16, 4, 4, 4];
         let at = |moved: usize, by: u64| {
             let place = |i: usize| Span::unguarded(i as u64 * 4096 + 4096 + if i == moved { by } else { 0 }, 24);
             std::array::from_fn(place)
@@ -379,16 +378,16 @@ mod tests {
 
     #[test]
     fn nothing_is_written_where_others_read_or_write() {
-        let found = |parts: &[Span<'_>; 11]| cast(parts, None);
-        let given = |parts: &[Span<'_>; 11]| cast(parts, Some(&Span::unguarded(1 << 16, 12)));
+        let found = |parts: &[Span<'_>; 12]| cast(parts, None);
+        let given = |parts: &[Span<'_>; 12]| cast(parts, Some(&Span::unguarded(1 << 16, 12)));
         assert_eq!([refusal_of(found, 0, 0), refusal_of(given, 0, 0)], ["", ""]);
-        for (moved, onto) in (6..11).flat_map(|moved| (0..moved).map(move |onto| (moved, onto))) {
+        for (moved, onto) in (6..12).flat_map(|moved| (0..moved).map(move |onto| (moved, onto))) {
             for said in [refusal_of(found, moved, onto), refusal_of(given, moved, onto)] {
                 let says = said.contains("overlap") && said.contains(NAMES[moved]) && said.contains(NAMES[onto]);
                 assert!(says, "{} at {}: {said:?}", NAMES[moved], NAMES[onto]);
             }
         }
-        for written in 6..11 {
+        for written in 6..12 {
             let said = refusal_of(|parts| cast(parts, Some(&Span::unguarded(parts[written].address + 8, 12))), 0, 0);
             assert!(said.contains("given scales") && said.contains(NAMES[written]), "{}: {said:?}", NAMES[written]);
         }

@@ -2,10 +2,10 @@
 
 use super::Kernels;
 use super::launch::{Blocks, THREADS, enqueue};
-use super::operand::{address, check_aligned, check_bytes, extent};
+use super::operand::{address, check_aligned, check_bytes, extent, words};
 use super::sm90_groups::Sm90Along;
 use crate::error::{Error, Result};
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{Named, Span, check_apart};
 use crate::gpu::device::stream::Queue;
 
 /// Blocks of a multiprocessor, and warps of a block, each of which takes a row: rows are short, and most of them are kept.
@@ -33,7 +33,17 @@ struct Places {
     step: u32,
 }
 
+/// What messages call the count of clamped groups.
+pub(crate) const CLAMPED: &str = "count of clamped groups";
+
 impl GroupPlaces<'_> {
+    /// The numbers that say so, by name: every block reads them.
+    pub(crate) fn read(&self) -> impl Iterator<Item = Named<'_>> + Clone {
+        let bytes = self.groups.saturating_mul(8);
+        let numbers = [("counts of groups", Some(self.counts)), ("starts of groups", self.starts)];
+        numbers.into_iter().filter_map(move |(name, span)| Some((name, span?.slice(0, bytes))))
+    }
+
     fn checked(&self, rows: usize, along: Sm90Along) -> Result<Places> {
         for (name, numbers) in [("counts of groups", Some(self.counts)), ("starts of groups", self.starts)] {
             let Some(numbers) = numbers else { continue };
@@ -71,9 +81,11 @@ impl Kernels {
         places: &GroupPlaces<'_>,
         clamped: Option<&Span<'_>>,
     ) -> Result<()> {
-        check_bytes("rows of groups", x, extent(rows, row_bytes, row_stride))?;
-        let places = places.checked(rows, Sm90Along::Rows)?;
+        let bytes = extent(rows, row_bytes, row_stride);
+        check_bytes("rows of groups", x, bytes)?;
         clamped.map_or(Ok(()), check_clamped)?;
+        check_cleared_apart(&x.slice(0, bytes), places, clamped)?;
+        let places = places.checked(rows, Sm90Along::Rows)?;
         let blocks = Blocks::new((rows.div_ceil(WARPS).clamp(1, self.sm_count * BLOCKS), 1), THREADS);
         let kernel = self.grouped(stream)?.clear_between;
         let (row_bytes, row_stride) = (row_bytes as u64, row_stride as u64);
@@ -95,14 +107,21 @@ impl Kernels {
     }
 }
 
+/// That rows which become zeros, and the count, lie apart from where groups lie, and from each other.
+fn check_cleared_apart(x: &Span<'_>, places: &GroupPlaces<'_>, clamped: Option<&Span<'_>>) -> Result<()> {
+    let count = clamped.map(|clamped| words(CLAMPED, clamped, 1));
+    check_apart(places.read(), [("rows of groups", *x)].into_iter().chain(count))
+}
+
 fn check_clamped(clamped: &Span<'_>) -> Result<()> {
-    check_bytes("count of clamped groups", clamped, 4)?;
-    check_aligned("count of clamped groups", clamped, 4)
+    check_bytes(CLAMPED, clamped, 4)?;
+    check_aligned(CLAMPED, clamped, 4)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::device::memory::assert_apart;
 
     #[test]
     fn numbers_and_slots_are_checked() {
@@ -119,5 +138,21 @@ mod tests {
         assert!(text(GroupPlaces { starts: Some(&odd), ..places }, 512).contains("starts of groups"));
         // Starts may be anything: the device looks at them.
         assert!(GroupPlaces { starts: Some(&numbers), ..places }.checked(1, Sm90Along::Rows).is_ok());
+    }
+
+    #[test]
+    fn what_is_cleared_and_counted_lies_apart_from_where_groups_lie() {
+        let names = ["counts of groups", "starts of groups", "rows of groups", CLAMPED];
+        assert_apart(&names, 2, 24, |at| {
+            let places = GroupPlaces { groups: 3, starts: Some(&at[1]), slot_rows: 0, counts: &at[0] };
+            check_cleared_apart(&at[2], &places, Some(&at[3]))
+        });
+        // Numbers behind those of the groups, and memory behind the count, are no part of either.
+        let (counts, x) = (Span::unguarded(4096, 64), Span::unguarded(4096 + 24, 64));
+        let places = GroupPlaces { groups: 3, starts: None, slot_rows: 128, counts: &counts };
+        check_cleared_apart(&x, &places, None).unwrap();
+        check_cleared_apart(&x, &places, Some(&Span::unguarded(4092, 64))).unwrap();
+        let said = check_cleared_apart(&Span::unguarded(4096 + 23, 64), &places, None).unwrap_err().to_string();
+        assert!(said.contains("rows of groups: 64 bytes at 0x1017") && said.contains("counts of groups, 24"), "{said}");
     }
 }

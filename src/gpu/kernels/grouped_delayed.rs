@@ -1,12 +1,13 @@
 //! The launch that ends a step of delayed scaling of grouped tensors: `kernels/cast/grouped_delayed.cu`.
 
+use std::iter::empty;
+
 use super::Kernels;
-use super::cast_call::check_apart;
 use super::launch::{Blocks, enqueue};
 use super::operand::check_floats;
 use crate::error::{Error, Result};
 use crate::format::{AmaxHistory, DelayedScaling, Fp8Format};
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{Span, check_apart};
 use crate::gpu::device::stream::Queue;
 
 /// Scales of a block.
@@ -35,7 +36,8 @@ impl GroupedDelayed {
         }
         check_floats("amax history", history, scaling.window() * scales)?;
         check_floats("encode factors", encode, scales)?;
-        check_apart([("amax history", history)].into_iter(), &[("encode factors", encode)])?;
+        // Both are read and written.
+        check_apart(empty(), [("amax history", *history), ("encode factors", *encode)].into_iter())?;
         Ok(Self {
             range: format.max() * 2f32.powi(-scaling.margin()),
             window: scaling.window() as u32,

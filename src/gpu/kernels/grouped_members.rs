@@ -3,7 +3,7 @@
 use super::grouped_forward::GroupedForward;
 use super::operand::{check_aligned, check_bytes};
 use crate::error::{Error, Result};
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{Named, Span};
 
 /// Of so many members at the most, in a buffer of so many elements, each block finds itself where they lie.
 pub(super) const FEW: usize = 512;
@@ -43,11 +43,11 @@ pub(super) struct Members {
 
 impl GroupedMembers<'_> {
     /// What the kernels read while they write: nothing of it may be written.
-    pub(super) fn numbers(&self) -> [(&'static str, &Span<'_>); 3] {
+    pub(super) fn numbers(&self) -> [Named<'_>; 3] {
         [
-            ("rows of the layout", self.rows),
-            ("columns of the layout", self.cols),
-            ("offsets of the layout", self.offsets),
+            ("rows of the layout", *self.rows),
+            ("columns of the layout", *self.cols),
+            ("offsets of the layout", *self.offsets),
         ]
     }
 
@@ -64,8 +64,8 @@ impl GroupedMembers<'_> {
     pub(super) fn checked(&self, forward: Option<&GroupedForward<'_>>) -> Result<Members> {
         let Self { count, length, .. } = *self;
         for (name, span) in self.numbers() {
-            check_bytes(name, span, count * 8)?;
-            check_aligned(name, span, 8)?;
+            check_bytes(name, &span, count * 8)?;
+            check_aligned(name, &span, 8)?;
         }
         let scratch = Self::scratch_bytes(count).filter(|_| count < 1 << 31).ok_or_else(|| {
             let rule = "must be fewer than 2^31";

@@ -51,7 +51,7 @@ pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall,
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use fused::{BackwardCall, BackwardTo, NormCall, Strided};
 pub(crate) use grouped::{GroupedCast, GroupedCodes, GroupedFactors, GroupedInput};
-pub(crate) use grouped_between::GroupPlaces;
+pub(crate) use grouped_between::{CLAMPED, GroupPlaces};
 pub(crate) use grouped_forward::GroupedForward;
 pub(crate) use grouped_members::GroupedMembers;
 pub use image::{KernelFamily, KernelSource};

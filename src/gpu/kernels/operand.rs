@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{CodeFormat, CodeOrder, DType, Scheme};
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{Named, Span};
 
 /// A plain input of a quantizer, resolved on the stream.
 pub(crate) struct Input<'a> {
@@ -63,7 +63,8 @@ pub(crate) enum Factor<'a> {
 }
 
 impl<'a> Factor<'a> {
-    fn span(self) -> &'a Span<'a> {
+    /// Where it lies.
+    pub(super) fn span(self) -> &'a Span<'a> {
         match self {
             Self::Amax(span) | Self::Encode(span) | Self::Decode(span) | Self::Computed(span) | Self::RowAmax(span) => {
                 span
@@ -210,6 +211,11 @@ pub(super) fn check_floats<'s>(name: &str, span: impl Into<Option<&'s Span<'s>>>
     let Some(span) = span.into() else { return Ok(()) };
     check_bytes(name, span, count * 4)?;
     check_aligned(name, span, 4)
+}
+
+/// So many numbers of 32 bits by name, for [`check_apart`](crate::gpu::device::memory::check_apart): memory may be longer.
+pub(super) fn words<'a>(name: &'static str, span: &Span<'a>, count: usize) -> Named<'a> {
+    (name, span.slice(0, count.saturating_mul(4)))
 }
 
 pub(super) fn address(span: Option<&Span<'_>>) -> u64 {

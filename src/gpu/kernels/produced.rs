@@ -2,13 +2,13 @@
 
 use super::Kernels;
 use super::cast_args::CastSource;
-use super::cast_call::{CastFrom, CastValues, check_apart};
+use super::cast_call::{CastFrom, CastValues};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::mx::{MxRule, warp_grid};
 use super::nvfp4::KernelRule;
 use super::nvfp4_row_launch::threads_of_row;
-use super::operand::{Factor, Output, address, check_floats, check_output, format_code};
+use super::operand::{Factor, Output, address, check_floats, check_output, format_code, words};
 use crate::error::{Error, Result};
 use crate::format::{Fp8Format, MxScaleRule, Nvfp4Recipe, Scheme};
 use crate::gpu::device::memory::Span;
@@ -41,6 +41,19 @@ fn not_of_these(what: &str) -> Error {
     Error::unsupported(what, "its kernels do not know it", "report it: it was to be refused before")
 }
 
+/// That codes, scales and an amax lie apart from the source, from the number that the scale is given by, and from each other.
+fn check_produced_apart(
+    from: &CastFrom<'_>,
+    given: Option<Factor<'_>>,
+    out: &Output<'_>,
+    amax: Option<&Span<'_>>,
+) -> Result<()> {
+    let results = [("codes", *out.codes), ("scales", *out.scales), ("block scales", *out.block_scales)];
+    let given = given.map(|given| words("given scale", given.span(), 1));
+    let amax = amax.map(|amax| words("amax", amax, 1));
+    from.check_apart(given.into_iter(), results.into_iter().chain(amax))
+}
+
 /// Functions that return a launch have checked and loaded everything before, so that another may be enqueued first; the spans must be borrowed until it
 /// is called.
 impl Kernels {
@@ -58,8 +71,6 @@ impl Kernels {
         };
         from.check(rows)?;
         check_output(out, scheme, rows, from.cols)?;
-        let targets = [("codes", out.codes), ("scales", out.scales), ("block scales", out.block_scales)];
-        check_apart(from.spans(), &targets)?;
         if !from.cols.is_multiple_of(16) || rows > u32::MAX as usize || from.cols > i32::MAX as usize {
             return Err(Error::shape(
                 "source",
@@ -84,11 +95,9 @@ impl Kernels {
         amax: Option<&Span<'_>>,
     ) -> Result<impl FnOnce() -> Result<()> + use<'k>> {
         let kernel = self.of_produced(stream, from, (Scheme::Fp8Tensor(format), rows), out, |k| &k.tensor)?;
-        let (factor, kind) = factor.of_fp8()?;
         check_floats("amax", amax, 1)?;
-        if let Some(amax) = amax {
-            check_apart(from.spans(), &[("amax", amax)])?;
-        }
+        check_produced_apart(from, Some(factor), out, amax)?;
+        let (factor, kind) = factor.of_fp8()?;
         // Eight warps of 4 rows x 128 columns; an empty matrix still has a scale.
         let warps = rows.div_ceil(4) * from.cols.div_ceil(128);
         let blocks = Blocks::new((warps.div_ceil(8).max(1), 1), THREADS);
@@ -108,6 +117,7 @@ impl Kernels {
         out: &Output<'_>,
     ) -> Result<impl FnOnce() -> Result<()> + use<'k>> {
         let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.mx)?;
+        check_produced_apart(from, None, out, None)?;
         let blocks = (rows > 0 && from.cols > 0).then(|| Blocks::new(warp_grid(rows, from.cols), THREADS));
         if let Some(blocks) = blocks {
             blocks.checked()?;
@@ -132,6 +142,7 @@ impl Kernels {
         out: &Output<'_>,
     ) -> Result<impl FnOnce() -> Result<()> + use<'k>> {
         let (scheme, cols) = (recipe.scheme(), from.cols);
+        check_produced_apart(from, given, out, None)?;
         let given = given.map(|given| given.of_nvfp4(1)).transpose()?;
         let rule = KernelRule::new(recipe, given.map_or(0, |(_, kind)| kind));
         let (Some(place), true) = (rule.along_rows(), given.is_some() == (scheme == Scheme::Nvfp4)) else {
@@ -157,5 +168,32 @@ impl Kernels {
             }
             None => Ok(()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::DType;
+    use crate::gpu::device::memory::assert_apart;
+    use crate::gpu::kernels::ProducerCall;
+
+    #[test]
+    fn codes_scales_and_an_amax_lie_apart_from_source_and_given_scale() {
+        let names = ["source", "counts of the clamp", "given scale", "codes", "scales", "block scales", "amax"];
+        let check = |at: &[Span<'_>]| {
+            let producer = ProducerCall { clamp: Some(1.0), counts: Some(&at[1]), ..ProducerCall::default() };
+            let values = CastValues::Produced { dtype: DType::Bf16, row_stride: 32, producer };
+            let from = CastFrom { x: &at[0], values, rows: 1, cols: 16, index: None };
+            let out = Output { codes: &at[3], scales: &at[4], block_scales: &at[5] };
+            check_produced_apart(&from, Some(Factor::Decode(&at[2])), &out, Some(&at[6]))
+        };
+        // The counts are written, too: they come last here.
+        let order = [0, 2, 3, 4, 5, 6, 1];
+        assert_apart(&order.map(|i| names[i]), 5, 64, |at| {
+            let mut placed = [Span::unguarded(0, 0); 7];
+            order.iter().zip(at).for_each(|(i, span)| placed[*i] = *span);
+            check(&placed)
+        });
     }
 }

@@ -1,5 +1,7 @@
 //! [`GroupedTensor`]: many matrices of codes in one buffer on the device, and [`GroupedDeviceLayout`]: where they lie, as the device knows it.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use crate::error::{Error, Result};
 use crate::format::{GroupedLayout, GroupedScheme, HostGroupedTensor};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
@@ -21,6 +23,17 @@ pub struct GroupedDeviceLayout {
     cols: DeviceBuffer,
     offsets: DeviceBuffer,
     clamped: DeviceBuffer,
+    /// Shared by all who share the numbers.
+    known: Arc<Mutex<Known>>,
+}
+
+/// What the host knows of numbers on the device, without reading them back.
+#[derive(Clone, Default)]
+pub(super) struct Known {
+    /// What it wrote last.
+    pub(super) written: Option<Arc<GroupedLayout>>,
+    /// Rows, columns and offsets that somebody else may write, from now on at any time: they were handed out to be written, or a captured graph writes them.
+    pub(super) lent: [bool; 3],
 }
 
 /// The addresses of a layout for one piece of work.
@@ -76,7 +89,9 @@ impl GroupedDeviceLayout {
             }
         }
         let clamped = handle.alloc(4)?;
-        Ok(Self { members, buffer_len, rows, cols, offsets, clamped })
+        let lent = [&rows, &cols, &offsets].map(DeviceBuffer::written_by_graphs);
+        let known = Arc::new(Mutex::new(Known { written: None, lent }));
+        Ok(Self { members, buffer_len, rows, cols, offsets, clamped, known })
     }
 
     /// The same numbers in the same memory, for another tensor of the same members: what changes here changes there. Copies nothing.
@@ -92,6 +107,7 @@ impl GroupedDeviceLayout {
             cols: same(&self.cols)?,
             offsets: same(&self.offsets)?,
             clamped: same(&self.clamped)?,
+            known: self.known.clone(),
         })
     }
 
@@ -114,9 +130,22 @@ impl GroupedDeviceLayout {
         };
         // No call of another thread finds one without the others.
         let _turn = handle.queue().turn();
+        // If a copy fails, nobody knows which numbers are there.
+        self.state().written = None;
         handle.write(&mut self.rows.view_mut(), &numbers(|member| member.rows()))?;
         handle.write(&mut self.cols.view_mut(), &numbers(|member| member.cols()))?;
-        handle.write(&mut self.offsets.view_mut(), &numbers(|member| member.offset()))
+        handle.write(&mut self.offsets.view_mut(), &numbers(|member| member.offset()))?;
+        self.state().written = Some(Arc::new(layout.clone()));
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the host knows of the numbers.
+    pub(super) fn known(&self) -> Known {
+        self.state().clone()
     }
 
     /// The layout, on the host. Waits for the handle's stream; allocates there.
@@ -160,18 +189,29 @@ impl GroupedDeviceLayout {
         self.buffer_len
     }
 
-    /// Rows, to be written: 64-bit integers.
+    /// Rows as the device has them, 64-bit integers: the counts of [`GroupedRows`](crate::GroupedRows) where members begin where its groups do
+    /// ([`GroupedTensor::padded_rows`]).
+    pub fn rows(&self) -> DeviceBytes<'_> {
+        self.rows.view()
+    }
+
+    /// Rows, to be written: 64-bit integers. From now on the device alone knows them: of this layout and those that share its numbers there is no
+    /// [`GroupedTensor::stacked`] any more.
     pub fn rows_mut(&mut self) -> DeviceBytesMut<'_> {
+        self.state().lent[0] = true;
         self.rows.view_mut()
     }
 
-    /// Columns, to be written: 64-bit integers.
+    /// Columns, to be written: 64-bit integers. From now on the device alone knows them: of this layout and those that share its numbers there is neither
+    /// [`GroupedTensor::stacked`] nor [`GroupedTensor::padded_rows`] any more.
     pub fn cols_mut(&mut self) -> DeviceBytesMut<'_> {
+        self.state().lent[1] = true;
         self.cols.view_mut()
     }
 
-    /// Offsets in elements, to be written: 64-bit integers.
+    /// Offsets in elements, to be written: 64-bit integers. From now on the device alone knows them, as with [`GroupedDeviceLayout::cols_mut`].
     pub fn offsets_mut(&mut self) -> DeviceBytesMut<'_> {
+        self.state().lent[2] = true;
         self.offsets.view_mut()
     }
 
@@ -202,14 +242,14 @@ impl GroupedDeviceLayout {
 /// Matrices of codes in one buffer on the device, with a scale for each or one for all: `value = code * scale` of the member.
 ///
 /// Codes are `layout.buffer_len()` bytes in the order that [`GroupedScheme`] says, scales FP32 decode factors. Gaps hold anything: no
-/// call reads or writes them. No product reads it.
+/// call reads or writes them. Products of groups read it as [`GroupedTensor::padded_rows`] and [`GroupedTensor::stacked`].
 ///
 /// `Send` and `Sync`, ordered by events of its own like a [`QuantMatrix`](crate::QuantMatrix).
 pub struct GroupedTensor {
-    scheme: GroupedScheme,
-    layout: GroupedDeviceLayout,
-    codes: DeviceBuffer,
-    scales: DeviceBuffer,
+    pub(super) scheme: GroupedScheme,
+    pub(super) layout: GroupedDeviceLayout,
+    pub(super) codes: DeviceBuffer,
+    pub(super) scales: DeviceBuffer,
 }
 
 /// The addresses of codes and scales for one piece of work.

@@ -3,6 +3,7 @@
 mod cast;
 pub(crate) mod derived;
 mod grouped;
+mod grouped_matrix;
 mod plain;
 mod quantized;
 mod repack;
@@ -11,6 +12,7 @@ pub use cast::CastMatrix;
 pub use derived::KeptWeights;
 pub(crate) use grouped::GroupedPlaces;
 pub use grouped::{GroupedDeviceLayout, GroupedTensor};
+pub use grouped_matrix::GroupedMatrix;
 pub(crate) use plain::SharedMatrix;
 pub use plain::{MatMut, MatRef, VecRef};
 pub(crate) use quantized::QuantSpans;

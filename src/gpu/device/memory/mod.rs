@@ -10,6 +10,7 @@
 //!   takes its place stands for both. Captured graphs cannot own it; see `Handle::capture_borrowing`.
 //! - A bare address is its caller's business.
 
+mod apart;
 mod buffer;
 mod cudarc;
 pub(in crate::gpu) mod raw;
@@ -23,6 +24,9 @@ use ::cudarc::driver::{
 };
 
 pub use self::cudarc::{BorrowsOutliveGraph, Element};
+#[cfg(test)]
+pub(crate) use apart::tests::assert_apart;
+pub(crate) use apart::{Named, check_apart};
 pub use buffer::DeviceBuffer;
 pub(crate) use buffer::{Access, Memory};
 
