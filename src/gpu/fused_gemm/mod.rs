@@ -13,8 +13,8 @@ use crate::gpu::grouped::fit::{Fit, check_apart, check_numbers, check_operands_a
 use crate::gpu::grouped::{GroupedA, GroupedRows, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
-    SmallMConfig, SmallMWeights,
+    KernelFamily, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, Sm90Scales, SmallMConfig,
+    SmallMWeights,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
@@ -462,7 +462,7 @@ impl Handle {
                     groups,
                     end,
                 };
-                kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
+                self.sm90_product(&call)
             };
             match groups {
                 None => launch(None)?,
