@@ -135,6 +135,7 @@ impl Handle {
         let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = args;
         let a = few::RowsOfA::of(a, dtype);
         let (alpha, bias, activation, groups) = (*alpha, bias.as_ref(), *activation, Some((*groups, &*rows)));
+        let d = few::FewOut::Numbers(d);
         few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Plain(config) }
             .multiply(self)
     }
