@@ -7,6 +7,8 @@ mod common;
 mod groups;
 #[path = "common/guarded.rs"]
 mod guarded;
+#[path = "gpu_sm90/maps.rs"]
+mod maps;
 #[path = "common/sm90.rs"]
 mod sm90;
 #[path = "gpu_sm90/soak.rs"]

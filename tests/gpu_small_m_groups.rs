@@ -3,6 +3,8 @@
 //! else is written; refusals in words.
 #![cfg(feature = "cuda")]
 
+#[path = "gpu_small_m_groups/codes.rs"]
+mod codes;
 mod common;
 #[path = "gpu_small_m_groups/experts.rs"]
 mod experts;

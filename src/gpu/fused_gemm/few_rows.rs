@@ -1,4 +1,4 @@
-//! SwiGLU of two products of few rows, one pass over both matrices: of FP8 operands by `small-m`, of plain rows by the kernels of [`few`]. Codes of the result by
+//! SwiGLU of two products of few rows, one pass over both matrices: of FP8 operands by `small-m`, of plain rows by the kernels of [`few`]. Codes of either by
 //! the quantizer behind it.
 
 use super::{FusedGemmArgs, FusedOut};
@@ -115,13 +115,29 @@ impl<'a> FusedGemmArgs<'a> {
 
     /// SwiGLU of plain rows.
     pub(super) fn multiply_plain(&mut self, handle: &Handle, weights: SmallMWeights, way: few::Gated) -> Result<()> {
-        let (GroupedA::Plain(a), FusedOut::Plain(d)) = (&self.a, &mut self.d) else {
+        let GroupedA::Plain(a) = &self.a else {
             let remedy = "this is a bug of scaled-gemm: please report it";
-            return Err(Error::unsupported("codes with plain weights", "the kernel has neither", remedy));
+            return Err(Error::unsupported("codes with plain weights", "the kernel has none", remedy));
+        };
+        let d = match &mut self.d {
+            FusedOut::Plain(d) => few::FewOut::Numbers(d),
+            FusedOut::Quantized(d) => few::FewOut::Codes(d, self.recipe),
         };
         let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
         let (a, b, alpha, bias, activation) = (few::RowsOfA::Plain(a), self.b, self.alpha, None, Activation::Silu);
         few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Gated(way) }
             .multiply(handle)
+    }
+
+    /// Refuses codes of plain rows in groups: those of FP8 rows are cast in the kernel, tile by tile, these by a quantizer that casts what it finds.
+    pub(super) fn check_codes_of_groups(&self) -> Result<()> {
+        if self.groups.is_none() || matches!(self.d, FusedOut::Plain(_)) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            "a quantized D of plain rows in groups",
+            "the quantizer behind the product casts every row, and rows of no group must not be written",
+            "store numbers (a MatMut), and quantize them in a call of its own where all rows may be written, or quantize A as fp8-1x128 and multiply fp8-128x128 weights",
+        ))
     }
 }

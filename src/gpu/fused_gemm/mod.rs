@@ -13,8 +13,8 @@ use crate::gpu::grouped::fit::{Fit, check_apart, check_numbers, check_operands_a
 use crate::gpu::grouped::{GroupedA, GroupedRows, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
-    SmallMConfig, SmallMWeights,
+    KernelFamily, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, Sm90Scales, SmallMConfig,
+    SmallMWeights,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
@@ -86,9 +86,12 @@ impl<'a> FusedGemmArgs<'a> {
     }
 
     /// The same with plain activations, for decode: A BF16 or F16, m x k, its rows any multiple of 16 bytes apart; B of a scheme that
-    /// [`GroupedGemmArgs::weight_only`](crate::GroupedGemmArgs::weight_only) multiplies, k a multiple of 16, of 32 with E2M1 codes. D: BF16, F16 or F32. Both matrices are read once, side by side, for up
+    /// [`GroupedGemmArgs::weight_only`](crate::GroupedGemmArgs::weight_only) multiplies, k a multiple of 16, of 32 with E2M1 codes. D: BF16, F16 or F32, or without groups codes. Both matrices are read once, side by side, for up
     /// to 32 rows (of a group, with [`FusedGemmArgs::groups`]), and from L2 for more; without groups m is at most 64. In the arithmetic of
     /// [`reference::swiglu`](crate::reference::swiglu) of the two products in FP32.
+    ///
+    /// Codes are `quantize(D)` of D in FP32, in two launches: the kernel and the quantizer, with D in 4 m n bytes of scratch memory, or both products, in 8 m n bytes, and a pass over
+    /// them that casts ([`FusedGemmArgs::explain`] says which). Of groups they are refused: the quantizer casts every row.
     ///
     /// ```no_run
     /// use scaled_gemm::{FusedGemmArgs, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, Result};
@@ -98,8 +101,8 @@ impl<'a> FusedGemmArgs<'a> {
     ///     handle.fused_gemm(FusedGemmArgs::swiglu_weight_only(x, gate_up, hidden))
     /// }
     /// ```
-    pub fn swiglu_weight_only(a: MatRef<'a>, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
-        Self::of(GroupedA::Plain(a), b, FusedOut::Plain(d), true)
+    pub fn swiglu_weight_only(a: MatRef<'a>, b: &'a QuantMatrix, d: impl Into<FusedOut<'a>>) -> Self {
+        Self::of(GroupedA::Plain(a), b, d.into(), true)
     }
 
     /// `D = quantize(activation(alpha A Bᵀ + bias))`, m x n, n and k multiples of 16: the bytes of [`Handle::quantize_into`] of the product in FP32.
@@ -209,6 +212,7 @@ impl<'a> FusedGemmArgs<'a> {
                     ));
                 }
                 self.check_shapes(handle)?;
+                self.check_codes_of_groups()?;
                 if self.groups.is_none() && a.rows() > MOST_PLAIN_ROWS {
                     return Err(Error::shape(
                         "A",
@@ -360,7 +364,7 @@ impl<'a> FusedGemmArgs<'a> {
             Way::FewRows(_, config) => (format!("small-m, {config}"), "A is plain: weights are decoded"),
         };
         let scratch = match way {
-            Way::SmallM(..) if self.hidden_bytes() > 0 => {
+            Way::SmallM(..) | Way::FewRows(_, few::Gated::Tiles(_)) if self.hidden_bytes() > 0 => {
                 format!(", and the quantizer behind it; {} bytes of scratch memory", self.hidden_bytes())
             }
             Way::Sm90InSteps(..) => format!("; {} bytes of scratch memory", self.both_bytes()),
@@ -385,7 +389,7 @@ impl Handle {
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows and two steps, with
-    /// [`KernelFamily::Fp8`] where few become codes, [`KernelFamily::SmallMGroups`] and [`KernelFamily::SmallMWeights`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches ([`FusedGemmArgs::explain`]), and waits for nothing:
+    /// [`KernelFamily::Fp8`] where few become codes, of a plain A too, [`KernelFamily::SmallMGroups`] and [`KernelFamily::SmallMWeights`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches ([`FusedGemmArgs::explain`]), and waits for nothing:
     /// safe inside graph capture. Groups may have other places and counts at each launch.
     ///
     /// ```no_run
@@ -462,7 +466,7 @@ impl Handle {
                     groups,
                     end,
                 };
-                kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
+                self.sm90_product(&call)
             };
             match groups {
                 None => launch(None)?,

@@ -8,7 +8,7 @@ use crate::format::{Basis, DType, Fp8Format};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::grouped::fit::check_operands_apart;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{KernelFamily, Output, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
+use crate::gpu::kernels::{KernelFamily, Output, Sm90Call, Sm90Config, Sm90End, Sm90Operand, Sm90Scales};
 use crate::gpu::matrix::QuantMatrix;
 
 impl FusedGemmArgs<'_> {
@@ -60,7 +60,7 @@ impl FusedGemmArgs<'_> {
                     let (stride, dtype, bytes_of_d) = (d.row_stride(), d.dtype(), d.extent_bytes());
                     let d = d.data_mut().at(&order)?.slice(0, bytes_of_d);
                     check_operands_apart(&a, &b, &d)?;
-                    kernels.sm90_product(queue, &product, &mut Sm90Maps::default())?;
+                    handle.sm90_product(&product)?;
                     kernels.small_m_swiglu(queue, &both, [m, n], (&d, stride, dtype))?;
                 }
                 FusedOut::Quantized(d) => {
@@ -68,7 +68,7 @@ impl FusedGemmArgs<'_> {
                     for written in [&out.codes, &out.scales] {
                         check_operands_apart(&a, &b, written)?;
                     }
-                    kernels.sm90_product(queue, &product, &mut Sm90Maps::default())?;
+                    handle.sm90_product(&product)?;
                     let none = out.codes.slice(0, 0);
                     let out = Output { codes: &out.codes, scales: &out.scales, block_scales: &none };
                     kernels.small_m_swiglu_codes(queue, &both, [m, n], *recipe, &out)?;

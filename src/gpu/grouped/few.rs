@@ -1,11 +1,11 @@
 //! Groups of rows of BF16 or F16 numbers, in one launch of our kernels that decode the weights: [`FewRows`]. Also of rows with block scales, behind a launch that
-//! dequantizes them, of all rows as one group, and of two matrices side by side.
+//! dequantizes them, of all rows as one group, and of two matrices side by side; results in codes by a quantizer behind it.
 
 use super::fit::{check_apart, check_places_apart};
 use super::{GroupedA, GroupedRows};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{Basis, DType, Operand, Scheme, pair};
+use crate::format::{Basis, DType, Fp8Recipe, Operand, Scheme, pair};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 use crate::gpu::gemm::available::HOPPER;
@@ -13,8 +13,8 @@ use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    BlockCodes, E2M1_K_MULTIPLE, KernelFamily, Kernels, OuterScales, Sm90Groups, SmallMConfig, SmallMEnd,
-    SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
+    BlockCodes, E2M1_K_MULTIPLE, Input, KernelFamily, Kernels, OuterScales, Output, Sm90Groups, SmallMConfig,
+    SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
@@ -196,6 +196,85 @@ impl SpansOfA<'_> {
     }
 }
 
+/// Where the results go.
+pub(crate) enum FewOut<'c, 'a> {
+    Numbers(&'c mut MatMut<'a>),
+    /// E4M3 with 1x128 scales by this recipe. The quantizer casts every row: so without groups.
+    Codes(&'c mut QuantMatrix, Fp8Recipe),
+}
+
+impl FewOut<'_, '_> {
+    /// Rows and columns.
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Numbers(d) => [d.rows(), d.cols()],
+            Self::Codes(d, _) => [d.rows(), d.cols()],
+        }
+    }
+
+    /// Scratch memory of a call, for results in FP32 that are cast behind it. A pass over both products casts by itself.
+    fn scratch_bytes(&self, way: FewWay) -> usize {
+        let [m, n] = self.shape();
+        let casts = matches!(self, Self::Codes(..)) && !matches!(way, FewWay::Gated(Gated::ThenPass(_)));
+        if casts { m * n * 4 } else { 0 }
+    }
+}
+
+/// D on the stream.
+enum SpansOfD<'s> {
+    Numbers {
+        d: Span<'s>,
+        stride: usize,
+        dtype: DType,
+    },
+    /// By way of results in FP32, packed, in scratch memory.
+    Codes {
+        out: QuantSpans<'s>,
+        results: Span<'s>,
+        recipe: Fp8Recipe,
+    },
+}
+
+impl SpansOfD<'_> {
+    /// What is written for the caller.
+    fn written(&self) -> impl Iterator<Item = &Span<'_>> {
+        let all = match self {
+            Self::Numbers { d, .. } => [Some(d), None],
+            Self::Codes { out, .. } => [Some(&out.codes), Some(&out.scales)],
+        };
+        all.into_iter().flatten()
+    }
+
+    /// What the product stores, of n columns: the memory, its row stride and type.
+    fn stored(&self, n: usize) -> (&Span<'_>, usize, DType) {
+        match self {
+            Self::Numbers { d, stride, dtype } => (d, *stride, *dtype),
+            Self::Codes { results, .. } => (results, n, DType::F32),
+        }
+    }
+
+    /// Enqueues the pass over both products.
+    fn swiglu(&self, kernels: &Kernels, queue: &Queue, both: &Span<'_>, mn: [usize; 2]) -> Result<()> {
+        match self {
+            Self::Numbers { d, stride, dtype } => kernels.small_m_swiglu(queue, both, mn, (d, *stride, *dtype)),
+            Self::Codes { out, recipe, .. } => {
+                let none = out.codes.slice(0, 0);
+                let out = Output { codes: &out.codes, scales: &out.scales, block_scales: &none };
+                kernels.small_m_swiglu_codes(queue, both, mn, *recipe, &out)
+            }
+        }
+    }
+
+    /// Enqueues what goes behind the product: of numbers nothing.
+    fn quantize(&self, handle: &Handle, [m, n]: [usize; 2]) -> Result<()> {
+        let Self::Codes { out, results, recipe } = self else { return Ok(()) };
+        let x = Input { x: results, dtype: DType::F32, rows: m, cols: n, row_stride: n };
+        let none = out.codes.slice(0, 0);
+        let out = Output { codes: &out.codes, scales: &out.scales, block_scales: &none };
+        handle.enqueue_fp8(&x, *recipe, &out)
+    }
+}
+
 /// One launch, or two.
 pub(crate) struct FewRows<'c, 'a> {
     pub(crate) weights: SmallMWeights,
@@ -203,7 +282,7 @@ pub(crate) struct FewRows<'c, 'a> {
     pub(crate) b: &'c QuantMatrix,
     /// `None`: all rows are one group's.
     pub(crate) groups: Option<(usize, &'c GroupedRows<'a>)>,
-    pub(crate) d: &'c mut MatMut<'a>,
+    pub(crate) d: FewOut<'c, 'a>,
     pub(crate) alpha: f32,
     pub(crate) bias: Option<&'c VecRef<'a>>,
     pub(crate) activation: Activation,
@@ -228,27 +307,51 @@ impl FewWay {
 
 impl FewRows<'_, '_> {
     /// Enqueues it. Loads the kernels, if they are not yet.
-    pub(crate) fn multiply(self, handle: &Handle) -> Result<()> {
-        let Self { weights, a, b, groups, d, alpha, bias, activation, way } = self;
-        let (queue, kernels) = (handle.queue(), handle.kernels());
-        let ([m, k], n) = (a.shape(), d.cols());
-        // Rows as numbers, or both products of a pass: those have plain rows.
-        let (of_a, of_products) = (a.scratch_bytes(), way.scratch_bytes([m, n]));
+    pub(crate) fn multiply(mut self, handle: &Handle) -> Result<()> {
+        let (queue, kernels, way) = (handle.queue(), handle.kernels(), self.way);
+        // Rows as numbers, both products of a pass, which have plain rows, and results that are cast.
+        let (of_a, of_products) = (self.a.scratch_bytes(), way.scratch_bytes(self.d.shape()));
+        let of_results = self.d.scratch_bytes(way);
         // Of a product and a pass the product's; on sm_90 those of the pass come with them.
         kernels.load(queue, if of_products > 0 { KernelFamily::SmallMWeights } else { KernelFamily::SmallMGroups })?;
-        if let RowsOfA::Quantized(a, _) = a {
+        if let RowsOfA::Quantized(a, _) = self.a {
             kernels.load_casts(queue, a.scheme())?;
         }
-        handle.reserve_scratch(of_a + of_products)?;
+        if of_results > 0 {
+            kernels.load(queue, KernelFamily::Fp8)?;
+        }
+        handle.reserve_scratch(of_a + of_products + of_results)?;
         let _turn = queue.turn();
+        self.enqueue(handle, [of_a, of_products, of_results])?;
+        if let FewOut::Codes(d, _) = self.d {
+            d.set_basis(Basis::Plain);
+            d.derive_again(handle)?;
+        }
+        Ok(())
+    }
+
+    /// The same with kernels that are loaded, and so much scratch memory.
+    fn enqueue(&mut self, handle: &Handle, [of_a, of_products, of_results]: [usize; 3]) -> Result<()> {
+        let &mut Self { weights, a, b, groups, ref mut d, alpha, bias, activation, way } = self;
+        let (queue, kernels) = (handle.queue(), handle.kernels());
+        let ([m, k], [_, n]) = (a.shape(), d.shape());
         let order = queue.order();
         let spans = b.read_in_order(&order)?;
-        let scratch = handle.scratch(of_a + of_products)?;
-        let (d_stride, d_type, d_bytes) = (d.row_stride(), d.dtype(), d.extent_bytes());
-        let d = d.data_mut().at(&order)?.slice(0, d_bytes);
+        let scratch = handle.scratch(of_a + of_products + of_results)?;
+        let d = match d {
+            FewOut::Numbers(d) => {
+                let (stride, dtype, bytes) = (d.row_stride(), d.dtype(), d.extent_bytes());
+                SpansOfD::Numbers { d: d.data_mut().at(&order)?.slice(0, bytes), stride, dtype }
+            }
+            FewOut::Codes(d, recipe) => SpansOfD::Codes {
+                out: d.write(&order)?,
+                results: scratch.slice(of_a + of_products, of_results),
+                recipe: *recipe,
+            },
+        };
         let bias = bias.map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
-        check_apart("B", &spans.all(), &d)?;
-        bias.iter().try_for_each(|(bias, _)| check_apart("a bias", &[bias], &d))?;
+        d.written().try_for_each(|d| check_apart("B", &spans.all(), d))?;
+        bias.iter().try_for_each(|(bias, _)| d.written().try_for_each(|d| check_apart("a bias", &[bias], d)))?;
         let (scales, level) = match weights {
             SmallMWeights::Fp8 => (None, second_level(b.scheme().into())),
             SmallMWeights::Fp8Vectors | SmallMWeights::Fp8Tiles => (Some(&spans.scales), ScaleUse::Nothing),
@@ -266,7 +369,7 @@ impl FewRows<'_, '_> {
                 SpansOfA::Quantized { q, read: q.read(&order)?, numbers: scratch.slice(0, of_a), dtype }
             }
         };
-        a.check_apart(&d)?;
+        d.written().try_for_each(|d| a.check_apart(d))?;
         let outer = outer(level, &spans.scales);
         let end = |d, d_stride, d_type, activation| SmallMEnd {
             alpha,
@@ -301,18 +404,20 @@ impl FewRows<'_, '_> {
                 let both = scratch.slice(of_a, of_products);
                 let end = end(&both, 2 * n, DType::F32, Activation::None);
                 kernels.small_m_weights_product(queue, &product(config, 2 * n, end))?;
-                return kernels.small_m_swiglu(queue, &both, [m, n], (&d, d_stride, d_type));
+                return d.swiglu(kernels, queue, &both, [m, n]);
             }
         };
         let launch = |groups: Option<Sm90Groups<'_>>| {
             a.dequantize(kernels, queue)?;
-            let product = product(config.tile(), n, end(&d, d_stride, d_type, activation));
-            kernels.small_m_groups(queue, &SmallMGroupsCall { config, product, groups, gated })
+            let (stored, stride, dtype) = d.stored(n);
+            let product = product(config.tile(), n, end(stored, stride, dtype, activation));
+            kernels.small_m_groups(queue, &SmallMGroupsCall { config, product, groups, gated })?;
+            d.quantize(handle, [m, n])
         };
         match groups {
             None => launch(None),
             Some((count, rows)) => rows.with_places(count, &order, |places| {
-                check_places_apart(&places, &d)?;
+                d.written().try_for_each(|d| check_places_apart(&places, d))?;
                 launch(Some(places.into()))
             }),
         }

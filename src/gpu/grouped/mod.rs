@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::format::{DType, Fp8Format};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, Sm90Call, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, SmallMGroupsConfig, SmallMWeights,
+    KernelFamily, Sm90Call, Sm90End, Sm90Groups, Sm90Operand, SmallMGroupsConfig, SmallMWeights,
 };
 use clamped::check_clamped;
 use fit::{check_apart, check_places_apart};
@@ -119,7 +119,7 @@ impl Handle {
                 groups: Some(Sm90Groups { scales: of_groups, ..places.into() }),
                 end: Sm90End::Numbers,
             };
-            kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
+            self.sm90_product(&call)
         })?;
         drop(order);
         args.count_clamped(self)
@@ -135,6 +135,7 @@ impl Handle {
         let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = args;
         let a = few::RowsOfA::of(a, dtype);
         let (alpha, bias, activation, groups) = (*alpha, bias.as_ref(), *activation, Some((*groups, &*rows)));
+        let d = few::FewOut::Numbers(d);
         few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Plain(config) }
             .multiply(self)
     }

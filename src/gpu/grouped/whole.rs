@@ -10,7 +10,7 @@ use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
+    KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, Sm90Scales,
 };
 use crate::gpu::matrix::{MatMut, QuantMatrix};
 
@@ -138,7 +138,7 @@ impl Whole<'_> {
                 groups: Some(Sm90Groups { along: Sm90Along::K, ..places.into() }),
                 end: Sm90End::Numbers,
             };
-            kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
+            handle.sm90_product(&call)
         })
     }
 }

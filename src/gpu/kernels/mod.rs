@@ -60,7 +60,9 @@ pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 pub(crate) use sm90_call::{Sm90Call, Sm90Codes, Sm90End, Sm90Operand, Sm90Scales};
 pub use sm90_config::Sm90Config;
 pub(crate) use sm90_groups::{Sm90Along, Sm90Groups};
-pub(crate) use sm90_maps::Sm90Maps;
+#[cfg(test)]
+pub(crate) use sm90_maps::call_of;
+pub(crate) use sm90_maps::{Sm90Maps, Sm90MapsKey};
 pub(crate) use small_m::{SmallMCall, SmallMScales};
 pub(crate) use small_m_codes::SmallMWeights;
 pub(crate) use small_m_config::most_rows;

@@ -249,7 +249,7 @@ impl Sm90Tile {
 }
 
 /// What the kernels of a configuration differ in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     /// 1x128 and 128x128 scales.
     Block,

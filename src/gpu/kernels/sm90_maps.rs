@@ -1,13 +1,13 @@
-//! [`Sm90Maps`]: tensor maps of a product for Hopper, kept as long as its operands stay where they are.
+//! [`Sm90Maps`]: tensor maps of a product for Hopper, kept as long as its operands stay where they are; [`Sm90MapsKey`]: of which product.
 
 use cudarc::driver::sys::CUtensorMap;
 
 use super::sm90_call::{Sm90Call, Sm90End};
-use super::sm90_config::Sm90Tile;
+use super::sm90_config::{Kind, Sm90Config, Sm90Tile};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
 use crate::error::Result;
 use crate::format::DType;
-use crate::gpu::device::memory::driver;
+use crate::gpu::device::memory::{Span, driver};
 use crate::gpu::device::stream::Queue;
 
 /// What a map is made of: the matrix, its address and length.
@@ -18,8 +18,22 @@ type MapKey = (MatrixMap, u64, usize);
 pub(crate) struct Sm90Maps([Option<(MapKey, CUtensorMap)>; 3]);
 
 impl Sm90Maps {
-    /// Empty where there is no matrix.
-    pub(super) fn of(&mut self, stream: &Queue, call: &Sm90Call<'_>, tile: Sm90Tile) -> Result<[CUtensorMap; 3]> {
+    /// Those of a call on this stream.
+    pub(super) fn on(&mut self, stream: &Queue, call: &Sm90Call<'_>, tile: Sm90Tile) -> Result<[CUtensorMap; 3]> {
+        self.of(call, tile, |name, matrix, span| {
+            tracing::trace!(operand = name, ?matrix, "a tensor map is encoded");
+            stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+            matrix.encode(name, span)
+        })
+    }
+
+    /// Those of a call, as `encode` makes what is not kept. Empty where there is no matrix.
+    pub(crate) fn of(
+        &mut self,
+        call: &Sm90Call<'_>,
+        tile: Sm90Tile,
+        mut encode: impl FnMut(&str, &MatrixMap, &Span<'_>) -> Result<CUtensorMap>,
+    ) -> Result<[CUtensorMap; 3]> {
         let [a, b] = call.maps(tile);
         let operands = [("A", Some(a), call.a.codes), ("B", Some(b), call.b.codes), ("D", call.map_d(tile), call.d)];
         let mut maps = [CUtensorMap { opaque: [0; 16] }; 3];
@@ -28,18 +42,44 @@ impl Sm90Maps {
             let key = (matrix, span.address, span.bytes);
             *map = match kept.filter(|(made_of, _)| *made_of == key) {
                 Some((_, map)) => map,
-                None => {
-                    stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
-                    matrix.encode(name, span)?
-                }
+                None => encode(name, &matrix, span)?,
             };
             *kept = Some((key, *map));
         }
         Ok(maps)
     }
+
+    /// Whether there are none yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+}
+
+/// What of a call decides its maps, but for where A and D lie, which [`Sm90Maps`] compares: for whoever keeps the maps of many calls. Weights stay where they are, and
+/// layers of one shape, each with its own, come in turns: so B's address is part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Sm90MapsKey {
+    kind: Kind,
+    config: Sm90Config,
+    mnk: [usize; 3],
+    /// Row stride and type.
+    d: (usize, DType),
+    groups: Option<usize>,
+    b: u64,
 }
 
 impl Sm90Call<'_> {
+    pub(crate) fn maps_key(&self) -> Sm90MapsKey {
+        Sm90MapsKey {
+            kind: self.kind(),
+            config: self.config,
+            mnk: [self.m, self.n, self.k],
+            d: (self.d_stride, self.d_type),
+            groups: self.groups.map(|groups| groups.count),
+            b: self.b.codes.address,
+        }
+    }
+
     /// A's and B's boxes: of A the part of a block of a cluster, of B the rows of one matrix.
     pub(super) fn maps(&self, tile: Sm90Tile) -> [MatrixMap; 2] {
         let map = |rows, box_rows| MatrixMap {
@@ -73,5 +113,74 @@ impl Sm90Call<'_> {
             box_cols: 64,
             swizzle: Swizzle::Bytes128,
         })
+    }
+}
+
+/// A BF16 product of 1x128 and 128x128 scales, which are not in its maps.
+#[cfg(test)]
+pub(crate) fn call_of<'a>([a, b, d]: [&'a Span<'a>; 3], [m, n, k]: [usize; 3]) -> Sm90Call<'a> {
+    use super::sm90_call::{Sm90Operand, Sm90Scales};
+    Sm90Call {
+        config: Sm90Config::Tile128x128,
+        formats: super::sm90_config::E4M3_PAIR,
+        m,
+        n,
+        k,
+        a: Sm90Operand { codes: a, scales: a },
+        b: Sm90Operand { codes: b, scales: b },
+        layout: Sm90Scales::Blocks,
+        d,
+        d_stride: n,
+        d_type: DType::Bf16,
+        alpha: 1.0,
+        beta: 0.0,
+        bias: None,
+        activation: crate::epilogue::Activation::None,
+        residual: None,
+        groups: None,
+        end: Sm90End::Numbers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MNK: [usize; 3] = [256, 384, 512];
+
+    /// What was encoded for a call.
+    fn encoded(maps: &mut Sm90Maps, call: &Sm90Call<'_>) -> Vec<String> {
+        let mut encoded = Vec::new();
+        let made = maps.of(call, call.config.tile(), |name, matrix, span| {
+            encoded.push(name.to_string());
+            Ok(CUtensorMap { opaque: [span.address + matrix.rows as u64; 16] })
+        });
+        let made = made.unwrap().map(|map| map.opaque[0]);
+        let d = call.map_d(call.config.tile()).map_or(0, |map| call.d.address + map.rows as u64);
+        let [a, b] = call.maps(call.config.tile());
+        assert_eq!(made, [call.a.codes.address + a.rows as u64, call.b.codes.address + b.rows as u64, d]);
+        encoded
+    }
+
+    #[test]
+    fn only_what_moved_or_changed_is_encoded() {
+        let [m, n, k] = MNK;
+        let [a, b, d] = [(0x1000, m * k), (0x10_0000, n * k), (0x20_0000, m * n * 2)]
+            .map(|(address, bytes)| Span::unguarded(address, bytes));
+        let (mut maps, call) = (Sm90Maps::default(), call_of([&a, &b, &d], MNK));
+        assert!(maps.is_empty());
+        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D"]);
+        assert!(!maps.is_empty());
+        assert!(encoded(&mut maps, &call).is_empty());
+        let moved = Span::unguarded(0x30_0000, m * n * 2);
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &moved], MNK)), ["D"]);
+        assert_eq!(encoded(&mut maps, &call), ["D"], "back again");
+        // Memory that was given back, and holds another matrix now.
+        let fewer = [128, n, k];
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], fewer)), ["A", "D"]);
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [128, n, 256])), ["A", "B"]);
+        // FP32 is not stored in boxes.
+        let call = Sm90Call { d_type: DType::F32, ..call_of([&a, &b, &d], MNK) };
+        assert_eq!(encoded(&mut maps, &call), ["A", "B"]);
     }
 }
