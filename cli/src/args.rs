@@ -81,6 +81,15 @@ pub enum AccumulationChoice {
     Fast,
 }
 
+/// How A comes to the products that are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ActivationsChoice {
+    /// By the scheme that goes with that of the weights.
+    Quantized,
+    /// Plain, in BF16: only the weights are quantized.
+    Bf16,
+}
+
 #[derive(Debug, Args)]
 pub struct InfoArgs {
     /// A safetensors file, a model's folder, or the index of its shards: what it holds, how that is read, and what is wrong with
@@ -117,6 +126,10 @@ pub struct BenchArgs {
     /// fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4 and nvfp4-row; all if left out.
     #[arg(long, value_delimiter = ',', value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
+    /// Activations of each scheme, in the place of those above: quantized, bf16 (plain: weight-only products, also of FP8, mxfp8 and nvfp4-row
+    /// weights, which are multiplied so only where that is asked for), or quantized,bf16 for both.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub activations: Vec<ActivationsChoice>,
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
@@ -128,11 +141,11 @@ pub struct BenchArgs {
     pub tuning: Option<PathBuf>,
     /// Time quantizers, casts and producers (SwiGLU, SiLU, GELU, RMSNorm before a cast, gradients of SwiGLU) instead of products: each on an m x k matrix in BF16,
     /// with its share of the rate of a copy in the same run. m is 128 and 4096 if left out, on the CPU 128; n is not used.
-    #[arg(long, conflicts_with_all = ["schemes", "out_dtype", "accumulation", "tuning", "plot"])]
+    #[arg(long, conflicts_with_all = ["schemes", "activations", "out_dtype", "accumulation", "tuning", "plot"])]
     pub quantizers: bool,
     /// Time products of few rows (m of 1, 8 and 16 if left out) of the linear layers of DeepSeek-V3, Llama-3-70B and Qwen3-32B by every way that serves them (GPU only):
-    /// bytes of weights a second against a copy, against BF16 and the best other way, and tokens a second of each model's linear layers. Schemes are fp8-128x128,
-    /// fp8-row and nvfp4 if left out, NVFP4 weights also repacked. It takes minutes.
+    /// bytes of weights a second against a copy, against BF16 and the best other way, plain and chained, and tokens a second of each model's linear layers. Schemes are
+    /// fp8-128x128, fp8-row and nvfp4 if left out, NVFP4 weights also repacked; weight-only FP8 by --activations quantized,bf16. It takes minutes.
     #[arg(long, conflicts_with_all = ["quantizers", "shapes", "plot"])]
     pub decode: bool,
     /// Print JSON; or with a name, write it to this file and print the tables.
@@ -474,6 +487,9 @@ pub struct TuneArgs {
     /// Schemes of the weights, as in bench; activations follow.
     #[arg(long, value_delimiter = ',', value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
+    /// Activations of each scheme, as in bench: quantized, bf16 (weight-only products), or quantized,bf16 for both.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub activations: Vec<ActivationsChoice>,
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,

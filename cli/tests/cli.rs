@@ -195,6 +195,20 @@ fn bench_prints_writes_and_draws() {
         assert!(row["error_of_bound"].as_f64().unwrap() <= 1.0, "{row}");
         assert_eq!(row["quantize_us"] == 0.0, row["a"] == "bf16");
     }
+    // Plain rows of every scheme of weights, where they are asked for.
+    let schemes = "fp8-tensor,fp8-row,fp8-1x128,fp8-128x128,mxfp8,mxfp4,nvfp4,nvfp4-row";
+    let shapes = ["bench", "--shapes", "5x16x128", "--schemes", schemes, "--activations", "bf16", "--json"];
+    let value = json(&shapes);
+    let rows = value["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 8, "{value:#}");
+    for row in rows {
+        assert!(row["a"] == "bf16" && row["error_of_bound"].as_f64().unwrap() <= 1.0, "{row}");
+    }
+    let shapes = ["bench", "--shapes", "5x16x48", "--schemes", "fp8-row,nvfp4"];
+    let count =
+        |asked| json(&[&shapes[..], &["--activations", asked, "--json"]].concat())["rows"].as_array().map(Vec::len);
+    assert_eq!([count("quantized"), count("quantized,bf16")], [Some(2), Some(4)]);
+    assert_words(&bad(2, &[&shapes[..], &["--activations", "f32"]].concat()), &["--activations", "quantized", "bf16"]);
     // A shape that cannot run is said, and the others still run.
     let text = good(&["bench", "--shapes", "4x16x40,4x16x48", "--schemes", "fp8-row"]);
     assert_words(&text, &["not run: 4 x 16 x 40", "k = 40", "multiple of 16"]);

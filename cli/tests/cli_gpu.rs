@@ -250,6 +250,61 @@ fn tune_then_bench_with_the_records() {
     assert_words(&fs::read_to_string(&plot).unwrap(), &["<svg", "bf16"]);
 }
 
+/// Plain rows of FP8 weights, for which nothing is planned but `small-m`, are tuned where that is asked for.
+#[test]
+fn weight_only_fp8_is_tuned_and_timed() {
+    if !gpu() {
+        return;
+    }
+    let folder = Folder::new();
+    let records = folder.file("tune.json");
+    let asked = ["--shapes", "4x512x512", "--schemes", "fp8-row,fp8-128x128,mxfp8", "--activations", "bf16"];
+    good("cuda", &[&["tune", "-o", &records][..], &asked].concat());
+    let value = json(&[&["bench", "--tuning", &records, "--json"][..], &asked].concat());
+    let rows = value["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3, "{value:#}");
+    for row in rows {
+        assert!(row["a"] == "bf16" && row["error_of_bound"].as_f64().unwrap() <= 1.0, "{row:#}");
+    }
+}
+
+/// One m of one pair: still every layer of three models.
+#[test]
+fn decoding_is_timed() {
+    if !gpu() {
+        return;
+    }
+    let asked = ["--decode", "--m", "1", "--schemes", "nvfp4", "--activations", "bf16"];
+    let value = json(&[&["bench", "--json"][..], &asked].concat());
+    let [rows, skipped, models] = ["rows", "not_run", "models"].map(|key| value[key].as_array().unwrap());
+    // What this GPU has no memory for is skipped.
+    assert_eq!(rows.len() + skipped.len(), 16, "{value:#}");
+    let positive = |value: &Value| value.as_f64().is_some_and(|number| number > 0.0);
+    for row in rows {
+        assert!(row["pair"] == "bf16 x nvfp4" && row["error_of_bound"].as_f64().unwrap() <= 1.0, "{row:#}");
+        for key in ["baseline_us", "baseline_chained_us", "both_us"] {
+            assert!(positive(&row[key]), "{key}: {row:#}");
+        }
+        // `small-m` and `dequantized-bf16`, that from kept weights, too.
+        let ways = row["ways"].as_array().unwrap();
+        assert!(
+            ways.len() >= 3 && ways.iter().all(|way| positive(&way["us"]) && positive(&way["chained_us"])),
+            "{row:#}"
+        );
+        // Each plain, and in a chain.
+        for key in ["chained_us", "repacked_us", "repacked_both_us", "x_bf16", "of_copy_rate"] {
+            let both = row[key].as_array().unwrap_or_else(|| panic!("{key}: {row:#}"));
+            assert!(both.len() == 2 && both.iter().all(positive), "{key}: {row:#}");
+        }
+        assert!(row["best_other"].as_array().unwrap().iter().all(|other| positive(&other["x"])), "{row:#}");
+    }
+    if skipped.is_empty() {
+        let of = |weights: &str| models.iter().filter(|model| model["weights"] == weights).count();
+        assert_eq!([of("published"), of("repacked"), models.len()], [3, 3, 6], "{models:#?}");
+    }
+    assert_words(value["experts"].as_str().unwrap(), &["one product each", "cargo bench --bench experts"]);
+}
+
 /// Rows of D have the same bits alone and among others, tuned or not, where there are such products; elsewhere, and of other schemes, they are refused.
 #[test]
 fn batch_invariant_rows() {

@@ -146,6 +146,7 @@ fn every_quantizer_cast_and_producer_is_timed() {
     let written: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
     assert_eq!(written["rows"].as_array().unwrap().len(), rows.len());
     assert_words(&bad(2, &["bench", "--quantizers", "--schemes", "nvfp4"]), &["--quantizers", "--schemes"]);
+    assert_words(&bad(2, &["bench", "--quantizers", "--activations", "bf16"]), &["--quantizers", "--activations"]);
     assert_words(
         &bad(2, &["bench", "--quantizers", "--shapes", "16x16x20"]),
         &["nothing to measure", "multiple of 16"],

@@ -52,7 +52,7 @@ type Problem = ([usize; 3], Pair);
 struct Request<'a> {
     shapes: &'a ShapeList,
     ms: Vec<usize>,
-    schemes: Vec<&'static str>,
+    pairs: Vec<Pair>,
     out: DType,
 }
 
@@ -90,7 +90,8 @@ pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     }
     let ms = if args.m.is_empty() { device.default_ms() } else { args.m.iter().map(|&m| m as usize).collect() };
     let schemes = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
-    let request = Request { shapes: &args.shapes, ms, schemes, out: args.out_dtype };
+    let pairs = Pair::of_schemes(&schemes, &args.activations);
+    let request = Request { shapes: &args.shapes, ms, pairs, out: args.out_dtype };
     let (lines, text, value) = measure(device.as_mut(), &request)?;
     let mut notes = Vec::new();
     if let Some((path, file)) = plot {
@@ -131,7 +132,7 @@ pub fn quick(choice: DeviceChoice) -> Result<Outcome, Failure> {
     let (n, k) = if on_cpu { (1024, 1024) } else { (4096, 7168) };
     let ms = if on_cpu { vec![1, 64, 512] } else { vec![16, 128, 4096] };
     let shapes = ShapeList(vec![Shape { m: None, n, k }]);
-    let request = Request { shapes: &shapes, ms, schemes: scheme_names(), out: DType::Bf16 };
+    let request = Request { shapes: &shapes, ms, pairs: Pair::of_schemes(&scheme_names(), &[]), out: DType::Bf16 };
     let (lines, text, value) = measure(device.as_mut(), &request)?;
     let more = "\nscaled-gemm --help lists the commands; scaled-gemm bench --help the shapes and schemes.\n";
     Ok(finished(device.as_ref(), &lines, Form::Text, text + more, value))
@@ -153,11 +154,10 @@ fn finished(device: &dyn Device, lines: &[Line], form: Form, text: String, value
 
 fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>, String, Value), Failure> {
     let problems = request.shapes.problems(&request.ms);
-    let pairs: Vec<Pair> = request.schemes.iter().flat_map(|name| Pair::of_weights(name)).collect();
     for mnk in &problems {
         device.check_memory(*mnk, request.out)?;
     }
-    let (runs, skipped) = choose(device, request, &problems, &pairs)?;
+    let (runs, skipped) = choose(device, request, &problems)?;
     if runs.is_empty() {
         let others = match skipped.len() {
             0 | 1 => String::new(),
@@ -188,7 +188,6 @@ fn choose(
     device: &mut dyn Device,
     request: &Request<'_>,
     problems: &[[usize; 3]],
-    pairs: &[Pair],
 ) -> Result<(Vec<Problem>, Vec<String>), Failure> {
     let (mut runs, mut skipped) = (Vec::new(), Vec::new());
     for &mnk in problems {
@@ -200,7 +199,7 @@ fn choose(
             }
             result => result?,
         }
-        for &pair in pairs {
+        for &pair in &request.pairs {
             let support = device.support(mnk, pair.a.operand(), pair.b.scheme(), request.out);
             match support.refused.first() {
                 Some((_, why)) if support.ways.is_empty() => {

@@ -21,12 +21,9 @@ pub fn run(args: &TuneArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     }
     let ms: Vec<usize> = if args.m.is_empty() { MS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
     let names = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
-    let problems: Vec<_> = args
-        .shapes
-        .problems(&ms)
-        .into_iter()
-        .flat_map(|mnk| names.iter().flat_map(|name| Pair::of_weights(name)).map(move |pair| (mnk, pair)))
-        .collect();
+    let pairs = Pair::of_schemes(&names, &args.activations);
+    let shapes = args.shapes.problems(&ms);
+    let problems: Vec<_> = shapes.into_iter().flat_map(|mnk| pairs.iter().map(move |pair| (mnk, *pair))).collect();
     for (mnk, _) in &problems {
         device.check_memory(*mnk, args.out_dtype)?;
     }

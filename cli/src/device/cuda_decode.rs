@@ -7,7 +7,7 @@ use scaled_gemm::{
 };
 
 use super::cuda::{BASELINE_CANDIDATES, Cuda, Sets, borrowing, kept_dtype};
-use super::{DecodeTime, Pair};
+use super::{DecodeTime, Pair, RepackedTime};
 
 /// The plan of the handle, then one for each other way.
 fn plans(cuda: &Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<GemmPlan>> {
@@ -67,6 +67,23 @@ fn repacked_way(
     Ok(Some((plan, weights)))
 }
 
+/// What is timed, each as calls behind one another and again as links of chains.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Run {
+    /// The unquantized product.
+    Baseline,
+    /// Quantization of A, and the planned product.
+    Both,
+    /// By the plan of this number; the first is the planned one.
+    Way(usize),
+    /// From weights that are kept dequantized.
+    Kept,
+    /// From weights that are repacked.
+    Repacked,
+    /// Quantization of A, and the product from weights that are repacked.
+    BothRepacked,
+}
+
 pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> Result<DecodeTime> {
     let [m, n, k] = mnk;
     let mut sets = cuda.prepare(mnk, pair, out)?;
@@ -80,44 +97,43 @@ pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> 
     let mut repacked = repacked_way(cuda, mnk, pair, out, &sets)?;
     let mut baseline = Bf16Gemm::new(&cuda.handle, m, n, k, BASELINE_CANDIDATES)?;
     cuda.choose_baseline(&mut baseline, &mut sets, mnk, Cadence::Sustained)?;
-    // The baseline, quantization of A with the planned product, every way, that of weights kept dequantized and that of repacked ones; then, as links of chains, the
-    // planned product, quantization of A with it, and the product of repacked weights.
-    let ways = 2 + plans.len();
-    let of_repacked = ways + usize::from(kept.is_some());
-    let chained = of_repacked + usize::from(repacked.is_some());
-    let timing = borrowing(Timing::SUSTAINED).over(sets.d.len()).chained_from(chained);
-    let all = chained + 2 + usize::from(repacked.is_some());
-    let taken = timing.in_turns(&cuda.handle, all, |who, call| match (who, &mut kept) {
-        (who, _) if (who == of_repacked && who < chained) || who == chained + 2 => {
-            let Some((plan, b)) = &mut repacked else { return Ok(()) };
-            swap(&mut sets.b, b);
-            let done = cuda.execute(plan, &mut sets, call);
-            swap(&mut sets.b, b);
-            done
-        }
-        (0, _) => cuda.multiply_plain(&mut baseline, &mut sets, mnk, call),
-        (who, _) if who == 1 || who == chained + 1 => {
+    let mut runs = vec![Run::Baseline, Run::Both];
+    runs.extend((0..plans.len()).map(Run::Way));
+    runs.extend(kept.iter().map(|_| Run::Kept));
+    runs.extend(repacked.iter().flat_map(|_| [Run::Repacked, Run::BothRepacked]));
+    let timing = borrowing(Timing::SUSTAINED).over(sets.d.len()).chained_from(runs.len());
+    let taken = timing.in_turns(&cuda.handle, 2 * runs.len(), |who, call| {
+        let run = runs[who % runs.len()];
+        if matches!(run, Run::Both | Run::BothRepacked) {
             cuda.quantize_a(&mut sets, call)?;
-            cuda.execute(&mut plans[0], &mut sets, call)
         }
-        (who, _) if who == chained => cuda.execute(&mut plans[0], &mut sets, call),
-        (_, Some((plan, b))) if who == ways => {
-            swap(&mut sets.b, b);
-            let done = cuda.execute(plan, &mut sets, call);
-            swap(&mut sets.b, b);
-            done
-        }
-        _ => cuda.execute(&mut plans[who - 2], &mut sets, call),
+        let others = match run {
+            Run::Baseline => return cuda.multiply_plain(&mut baseline, &mut sets, mnk, call),
+            Run::Both => return cuda.execute(&mut plans[0], &mut sets, call),
+            Run::Way(way) => return cuda.execute(&mut plans[way], &mut sets, call),
+            Run::Kept => &mut kept,
+            Run::Repacked | Run::BothRepacked => &mut repacked,
+        };
+        let Some((plan, b)) = others else { return Ok(()) };
+        swap(&mut sets.b, b);
+        let done = cuda.execute(plan, &mut sets, call);
+        swap(&mut sets.b, b);
+        done
     })?;
-    let us: Vec<f64> = taken.iter().map(|times| times.median()).collect();
+    let of = |run: Run| {
+        let at = runs.iter().position(|other| *other == run)?;
+        Some([at, at + runs.len()].map(|who| taken[who].median()))
+    };
+    // Those that need no weights of their own are among the runs of every product.
+    let always = |run: Run| of(run).unwrap_or([f64::NAN; 2]);
     let name = |plan: &GemmPlan| format!("{} {}", plan.formulation(), plan.finish());
-    let mut names: Vec<String> = plans.iter().map(name).collect();
-    names.extend(kept.iter().map(|(plan, _)| format!("{}, weights kept dequantized", name(plan))));
-    let ways = names.into_iter().zip(us[2..of_repacked].iter().copied()).collect();
+    let mut ways: Vec<_> = plans.iter().enumerate().map(|(way, plan)| (name(plan), always(Run::Way(way)))).collect();
+    let of_kept = kept.iter().map(|(plan, _)| format!("{}, weights kept dequantized", name(plan)));
+    ways.extend(of_kept.zip(of(Run::Kept)));
+    let repacked = of(Run::Repacked).zip(of(Run::BothRepacked)).map(|(us, both_us)| RepackedTime { us, both_us });
     let error = cuda.error_of(&mut plans[0], &mut sets)?;
     let b = &sets.b[0];
     let weight_bytes = b.codes().len() + b.block_scales().len() + b.scales().len();
-    let chained_us = [us[chained], us[chained + 1]];
-    let repacked_us = repacked.is_some().then(|| [us[of_repacked], us[chained + 2]]);
-    Ok(DecodeTime { baseline_us: us[0], both_us: us[1], chained_us, ways, repacked_us, weight_bytes, error })
+    let (baseline_us, both_us) = (always(Run::Baseline), always(Run::Both));
+    Ok(DecodeTime { baseline_us, both_us, ways, repacked, weight_bytes, error })
 }

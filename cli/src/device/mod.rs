@@ -24,7 +24,7 @@ use scaled_gemm::{
     CastRecipe, DType, Fp8Format, GivenScale, HostCastMatrix, HostQuantMatrix, Operand, Recipe, Result, Scheme,
 };
 
-use crate::args::{AccumulationChoice, DeviceChoice, scheme};
+use crate::args::{AccumulationChoice, ActivationsChoice, DeviceChoice, scheme};
 use crate::output::Failure;
 use crate::quantizers::Quantizer;
 use sources::Sources;
@@ -56,23 +56,33 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The pairs that weights of this scheme name belong to: both alike, or 1x128 activations where two alike cannot be;
-    /// plain BF16 activations too for NVFP4 weights, and with MXFP8 ones for MXFP4 weights. Row scales of NVFP4 are for activations, with `nvfp4` weights.
-    pub fn of_weights(name: &str) -> Vec<Self> {
+    /// The pairs that weights of these scheme names belong to, with the activations that are asked for.
+    pub fn of_schemes(names: &[&str], asked: &[ActivationsChoice]) -> Vec<Self> {
+        names.iter().flat_map(|name| Self::of_weights(name, asked)).collect()
+    }
+
+    /// Those of one name. Quantized activations are like the weights, or 1x128 where two alike cannot be, or MXFP8 with MXFP4 weights; row scales of
+    /// NVFP4 are then for activations, with `nvfp4` weights. Plain BF16 ones multiply weights of every scheme; where nothing is asked for,
+    /// those of `nvfp4` and `mxfp4` alone: of FP8 they are for few rows, and each list has many.
+    fn of_weights(name: &str, asked: &[ActivationsChoice]) -> Vec<Self> {
         let alike = scheme(name, Fp8Format::E4M3);
-        let recipe = |a: Scheme| Activations::Quantized(Recipe::new(a));
-        let (activations, b) = if alike == Scheme::Nvfp4Row {
-            (vec![recipe(alike)], Scheme::Nvfp4)
-        } else if alike == Scheme::Nvfp4 {
-            (vec![recipe(alike), Activations::Plain(DType::Bf16)], alike)
-        } else if alike == Scheme::Mxfp4 {
-            (vec![recipe(Scheme::Mxfp8(Fp8Format::E4M3)), Activations::Plain(DType::Bf16)], alike)
-        } else if check_pair(alike, alike, "cpu").is_ok() {
-            (vec![recipe(alike)], alike)
-        } else {
-            (vec![recipe(Scheme::Fp8Group1x128(Fp8Format::E4M3))], alike)
+        let (a, b) = match alike {
+            Scheme::Nvfp4Row => (alike, Scheme::Nvfp4),
+            Scheme::Mxfp4 => (Scheme::Mxfp8(Fp8Format::E4M3), alike),
+            _ if check_pair(alike, alike, "cpu").is_ok() => (alike, alike),
+            _ => (Scheme::Fp8Group1x128(Fp8Format::E4M3), alike),
         };
-        activations.into_iter().map(|a| Self { a, b: Recipe::new(b) }).collect()
+        let quantized = Self { a: Activations::Quantized(Recipe::new(a)), b: Recipe::new(b) };
+        let plain = Self { a: Activations::Plain(DType::Bf16), b: Recipe::new(alike) };
+        let of = |choice: &ActivationsChoice| match choice {
+            ActivationsChoice::Quantized => quantized,
+            ActivationsChoice::Bf16 => plain,
+        };
+        match (asked, alike) {
+            ([], Scheme::Nvfp4 | Scheme::Mxfp4) => vec![quantized, plain],
+            ([], _) => vec![quantized],
+            _ => asked.iter().map(of).collect(),
+        }
     }
 
     /// `fp8-1x128 x fp8-128x128`.
@@ -123,23 +133,33 @@ pub struct PairTime {
     pub clock: String,
 }
 
-/// What was measured of one product of few rows.
+/// Microseconds of a call: behind others as in a captured graph, and as a link of a chain.
+pub type PlainChained = [f64; 2];
+
+/// What was measured of one product of few rows, all in turns.
 #[derive(Debug, Clone)]
 pub struct DecodeTime {
-    /// Microseconds of the unquantized product, in turns with the others.
-    pub baseline_us: f64,
-    /// Microseconds of the quantization of A and the product as it is planned; of the product where A is plain.
-    pub both_us: f64,
-    /// Microseconds of the planned product, and of quantization and product, as links of a chain.
-    pub chained_us: [f64; 2],
-    /// Each way that serves, and its microseconds; the planned one first.
-    pub ways: Vec<(String, f64)>,
-    /// Microseconds of the product with weights whose codes are repacked, by itself and as links of a chain, where there is such an order.
-    pub repacked_us: Option<[f64; 2]>,
+    /// The unquantized product.
+    pub baseline_us: PlainChained,
+    /// The quantization of A and the product as it is planned; the product where A is plain.
+    pub both_us: PlainChained,
+    /// Each way that serves; the planned one first.
+    pub ways: Vec<(String, PlainChained)>,
+    /// Of weights whose codes are repacked, where there is such an order.
+    pub repacked: Option<RepackedTime>,
     /// Bytes of the weights: codes and scales.
     pub weight_bytes: usize,
     /// Largest error of checked elements as a fraction of the f64 bound; above 1 is wrong.
     pub error: f64,
+}
+
+/// The planned product of repacked weights.
+#[derive(Debug, Clone, Copy)]
+pub struct RepackedTime {
+    /// By itself.
+    pub us: PlainChained,
+    /// Behind the quantization of A.
+    pub both_us: PlainChained,
 }
 
 /// How a pair runs, or why not.
@@ -283,4 +303,34 @@ fn open_cuda(ordinal: usize) -> std::result::Result<Box<dyn Device>, Failure> {
 #[cfg(not(feature = "cuda"))]
 fn open_cuda(_ordinal: usize) -> std::result::Result<Box<dyn Device>, Failure> {
     Err(Failure::Use("this program was built without the feature `cuda`; build it with default features".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::scheme_names;
+
+    #[test]
+    fn plain_activations_of_fp8_weights_are_there_where_they_are_asked_for() {
+        use ActivationsChoice::{Bf16, Quantized};
+        let names = |schemes: &[&str], asked: &[ActivationsChoice]| -> Vec<String> {
+            Pair::of_schemes(schemes, asked).iter().map(Pair::name).collect()
+        };
+        let fp8 = ["fp8-row", "fp8-128x128"];
+        assert_eq!(names(&fp8, &[]), ["fp8-row x fp8-row", "fp8-1x128 x fp8-128x128"]);
+        assert_eq!(names(&fp8, &[Quantized]), names(&fp8, &[]));
+        assert_eq!(names(&fp8, &[Bf16]), ["bf16 x fp8-row", "bf16 x fp8-128x128"]);
+        assert_eq!(names(&["mxfp8"], &[Quantized, Bf16]), ["mxfp8 x mxfp8", "bf16 x mxfp8"]);
+        assert_eq!(names(&["nvfp4"], &[]), ["nvfp4 x nvfp4", "bf16 x nvfp4"]);
+        assert_eq!(names(&["nvfp4", "mxfp4"], &[Quantized]), ["nvfp4 x nvfp4", "mxfp8 x mxfp4"]);
+        assert_eq!(names(&["nvfp4-row"], &[Quantized, Bf16]), ["nvfp4-row x nvfp4", "bf16 x nvfp4-row"]);
+        // All of them multiply, and nothing is there twice.
+        let all = Pair::of_schemes(&scheme_names(), &[Quantized, Bf16]);
+        for (at, pair) in all.iter().enumerate() {
+            check_pair(pair.a.operand(), pair.b.scheme(), "cpu").unwrap();
+            assert!(!all[..at].contains(pair), "{}", pair.name());
+        }
+        assert_eq!(all.len(), 2 * scheme_names().len());
+        assert_eq!(Pair::of_schemes(&scheme_names(), &[]).len(), scheme_names().len() + 2);
+    }
 }
