@@ -15,9 +15,9 @@ use common::*;
 use ndarray::Array2;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
-    Activation, DType, Finish, Formulation, Fp8Granularity, Fp8Recipe, GemmArgs, GemmDesc, GemmPlan, GivenScale,
-    Handle, HostQuantMatrix, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, QuantizeA, Recipe, Scheme, Sm90Config,
-    TuneOptions, TuneRecord, TuneTable, VecRef, Verdict,
+    Activation, DType, Finish, Formulation, Fp8Format, Fp8Granularity, Fp8Recipe, GemmArgs, GemmDesc, GemmPlan,
+    GivenScale, Handle, HostQuantMatrix, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, QuantizeA, Recipe, Scheme,
+    Sm90Config, TuneOptions, TuneRecord, TuneTable, VecRef, Verdict,
 };
 use sm90::*;
 
@@ -455,14 +455,18 @@ fn plan_of(handle: &Handle, desc: &GemmDesc, formulation: Formulation) -> TuneRe
 fn what_is_not_batch_invariant_is_refused_with_the_reason() {
     let Some(handle) = handle() else { return };
     let asked = |m, a: Operand, b| GemmDesc::new(m, 512, 1024, a, b, DType::Bf16).with_batch_invariant(true);
-    let remedy = "quantize both operands to FP8 in schemes that sm90 serves and multiply on an sm_90, or do not ask";
-    for (a, b) in [
-        (BLK.into(), VEC),
-        (Scheme::Nvfp4.into(), Scheme::Nvfp4),
-        (Scheme::Mxfp8(E4M3).into(), Scheme::Mxfp8(E4M3)),
-        (Operand::Plain(DType::Bf16), Scheme::Mxfp4),
+    let remedy = "quantize both operands to FP8 in schemes that sm90 serves and multiply on an sm_90; or do not ask";
+    // Weights that are decoded have such products (`gpu_small_m_passes`), in E4M3 and for k that is a multiple of 32.
+    let ragged = |a: Operand, b| GemmDesc::new(7, 512, 1040, a, b, DType::Bf16).with_batch_invariant(true);
+    let (plain, wide) = (Operand::Plain(DType::Bf16), Scheme::Mxfp8(Fp8Format::E5M2));
+    for desc in [
+        asked(7, BLK.into(), VEC),
+        asked(7, plain, wide),
+        asked(7, Scheme::Mxfp8(E4M3).into(), wide),
+        ragged(Scheme::Nvfp4.into(), Scheme::Nvfp4),
+        ragged(plain, Scheme::Nvfp4Row),
     ] {
-        let desc = asked(7, a, b);
+        let (a, b) = (desc.a, desc.b);
         let (pair, problem) = (format!("{a} x {b}"), desc.to_string());
         let words = [&pair[..], &problem[..], "sm90: ", remedy];
         refused(handle.plan(&desc), &words);

@@ -82,9 +82,13 @@ impl Groups {
     }
 }
 
-/// How many of these addresses, one in each megabyte, hold memory that somebody could read: an allocation of this process on the GPU, or on the host, which some GPUs read, too.
-fn held(range: &Range<u64>) -> usize {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+/// How many of these addresses, one in each megabyte, hold memory that a kernel could read: an allocation of this process on the GPU, or on the host where the GPU reads that, too.
+fn held(handle: &Handle, range: &Range<u64>) -> usize {
+    let pageable = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS;
+    let maps = match handle.stream().context().attribute(pageable).unwrap() {
+        0 => String::new(),
+        _ => std::fs::read_to_string("/proc/self/maps").unwrap_or_default(),
+    };
     let of_host: Vec<Range<u64>> = maps
         .lines()
         .filter_map(|line| {
@@ -102,7 +106,7 @@ fn held(range: &Range<u64>) -> usize {
     range.clone().step_by(1 << 20).filter(|at| on_gpu(*at) || of_host.iter().any(|host| host.contains(at))).count()
 }
 
-/// B of all experts, of which this one alone is in memory: the first where D lies below its codes, else the last, so that D is in no expert's place. Which it is, and where its codes are.
+/// B of all experts, of which this one alone is in memory: the first or the last, so that D is in no expert's place and the others' places hold the least. Which it is, and where its codes are.
 fn with_idle_experts(handle: &Handle, one: &HostQuantMatrix, d: u64) -> (QuantMatrix, usize, u64) {
     let (scheme, n, k) = (one.scheme(), one.rows(), one.cols());
     let bytes = one.codes().len();
@@ -114,12 +118,14 @@ fn with_idle_experts(handle: &Handle, one: &HostQuantMatrix, d: u64) -> (QuantMa
         result::memcpy_htod_sync(codes, one.codes()).unwrap();
         codes
     };
-    let used = if d < codes { 0 } else { EXPERTS - 1 };
-    let base = codes.checked_sub((used * bytes) as u64).expect("an address above all idle experts");
-    let all = base..base + (EXPERTS * bytes) as u64;
-    assert!(!all.contains(&d), "D lies where an idle expert would");
-    let idle = if used == 0 { codes + bytes as u64..all.end } else { base..codes };
-    let (held, of) = (held(&idle), ((idle.end - idle.start) >> 20) as usize);
+    let ends = [0, EXPERTS - 1].into_iter().filter_map(|used| {
+        let base = codes.checked_sub((used * bytes) as u64)?;
+        let all = base..base.checked_add((EXPERTS * bytes) as u64)?;
+        let idle = if used == 0 { codes + bytes as u64..all.end } else { base..codes };
+        (!all.contains(&d)).then(|| (held(handle, &idle), used, base, idle))
+    });
+    let (held, used, base, idle) = ends.min_by_key(|end| end.0).expect("D lies above or below the used expert");
+    let of = ((idle.end - idle.start) >> 20) as usize;
     println!("{scheme}: {held} of {of} megabytes of idle experts hold something else");
     assert!(2 * held < of, "{held} of {of} megabytes of idle experts are memory: reads of them would pass");
     // SAFETY: the used expert's codes are there until all work that reads them is done. The others are not, and that nobody reads them is what these tests are for: who does ends this process with a fault.

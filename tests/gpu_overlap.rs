@@ -8,9 +8,9 @@ use common::*;
 use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
-    DeviceBytesMut, Error, Fp8Format, GivenScale, GroupedDeviceLayout, GroupedGemmArgs, GroupedLayout, GroupedRows,
-    GroupedScheme, GroupedSource, GroupedTensor, GroupedWeightGradient, Handle, MatMut, MatRef, QuantMatrix, Recipe,
-    Result, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
+    DeviceBytesMut, Error, Fp8Format, Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedGemmArgs, GroupedLayout,
+    GroupedRows, GroupedScheme, GroupedSource, GroupedTensor, GroupedWeightGradient, Handle, MatMut, MatRef,
+    QuantMatrix, Recipe, Result, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 const F: Fp8Format = Fp8Format::E4M3;
@@ -50,6 +50,14 @@ fn refusals(
     }
     assert!(handle.stream().clone_dtoh(&memory).unwrap() == before, "a refused call has written");
     handle.synchronize().unwrap();
+}
+
+/// That of a source: groups of 128 are cast by DeepSeek's rule alone.
+fn recipe(scheme: Scheme) -> Recipe {
+    match Recipe::new(scheme) {
+        Recipe::Fp8(fp8) if scheme == Scheme::Fp8Group1x128(F) => fp8.with_rule(Fp8Rule::DeepSeek).into(),
+        other => other,
+    }
 }
 
 fn along(format: CodeFormat, group: CastGroup) -> CastScheme {
@@ -136,7 +144,7 @@ fn norms_lie_apart_from_what_they_read_and_write() {
     let vectors = Scheme::Fp8Group1x128(F);
     refusals(&handle, &with(&TARGET), 4, |at| {
         let mut out = quant_matrix(at, &[5, 6], vectors, shape);
-        norm(at, &mut |norm| handle.rms_norm_quantize_into(norm, Recipe::new(vectors), &mut out))
+        norm(at, &mut |norm| handle.rms_norm_quantize_into(norm, recipe(vectors), &mut out))
     });
     let mx = Scheme::Mxfp8(F);
     refusals(&handle, &[""; 7], 4, |at| {
@@ -220,7 +228,7 @@ fn sources_lie_apart_from_what_is_made_of_them() {
     for (scheme, names) in [(vectors, names(&TARGET)), (mx, names(&["codes", "block scales"]))] {
         refusals(&handle, &names, 3, |at| {
             let mut out = quant_matrix(at, &[3, 4], scheme, shape);
-            source(at, [1, 2, 5], &mut |source| handle.quantize_source_into(source, Recipe::new(scheme), &mut out))
+            source(at, [1, 2, 5], &mut |source| handle.quantize_source_into(source, recipe(scheme), &mut out))
         });
     }
     let tensor = Scheme::Fp8Tensor(F);

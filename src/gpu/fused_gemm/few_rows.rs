@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::{Basis, CodeOrder, DType};
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::small_m_rules;
-use crate::gpu::grouped::fit::check_operands_apart;
+use crate::gpu::grouped::fit::{check_codes_apart, check_operands_apart};
 use crate::gpu::grouped::{GroupedA, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
@@ -95,9 +95,7 @@ impl<'a> FusedGemmArgs<'a> {
                 }
                 FusedOut::Quantized(d) => {
                     let (out, hidden) = (d.write(&order)?, handle.scratch(bytes)?);
-                    for written in [&out.codes, &out.scales] {
-                        check_operands_apart(&a, &b, written)?;
-                    }
+                    check_codes_apart(&a, &b, &out)?;
                     multiply(&hidden, n, DType::F32)?;
                     let x = Input { x: &hidden, dtype: DType::F32, rows: m, cols: n, row_stride: n };
                     let none = out.codes.slice(0, 0);

@@ -9,7 +9,9 @@ use crate::error::{Error, Result};
 use crate::format::{Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, Operand, Scheme, pair};
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::sm90_rules;
-use crate::gpu::grouped::fit::{Fit, check_apart, check_numbers, check_operands_apart, check_places_apart};
+use crate::gpu::grouped::fit::{
+    Fit, check_apart, check_numbers, check_operands_apart, check_parts_apart, check_places_apart,
+};
 use crate::gpu::grouped::{GroupedA, GroupedRows, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
@@ -433,6 +435,7 @@ impl Handle {
                 }
                 FusedOut::Quantized(d) => {
                     codes = d.write(&order)?;
+                    check_parts_apart(&codes)?;
                     (&codes.codes, n, DType::E4M3, Some(Sm90Codes { scales: &codes.scales, recipe: *recipe }))
                 }
             };

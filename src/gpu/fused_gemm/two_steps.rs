@@ -6,7 +6,7 @@ use crate::epilogue::Activation;
 use crate::error::Result;
 use crate::format::{Basis, DType, Fp8Format};
 use crate::gpu::gemm::sm90_rules;
-use crate::gpu::grouped::fit::check_operands_apart;
+use crate::gpu::grouped::fit::{check_codes_apart, check_operands_apart};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{KernelFamily, Output, Sm90Call, Sm90Config, Sm90End, Sm90Operand, Sm90Scales};
 use crate::gpu::matrix::QuantMatrix;
@@ -65,9 +65,7 @@ impl FusedGemmArgs<'_> {
                 }
                 FusedOut::Quantized(d) => {
                     let out = d.write(&order)?;
-                    for written in [&out.codes, &out.scales] {
-                        check_operands_apart(&a, &b, written)?;
-                    }
+                    check_codes_apart(&a, &b, &out)?;
                     handle.sm90_product(&product)?;
                     let none = out.codes.slice(0, 0);
                     let out = Output { codes: &out.codes, scales: &out.scales, block_scales: &none };

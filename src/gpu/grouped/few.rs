@@ -1,7 +1,7 @@
 //! Groups of rows of BF16 or F16 numbers, in one launch of our kernels that decode the weights: [`FewRows`]. Also of rows with block scales, behind a launch that
 //! dequantizes them, of all rows as one group, and of two matrices side by side; results in codes by a quantizer behind it.
 
-use super::fit::{check_apart, check_places_apart};
+use super::fit::{check_apart, check_parts_apart, check_places_apart};
 use super::{GroupedA, GroupedRows};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -344,7 +344,11 @@ impl FewRows<'_, '_> {
                 SpansOfD::Numbers { d: d.data_mut().at(&order)?.slice(0, bytes), stride, dtype }
             }
             FewOut::Codes(d, recipe) => SpansOfD::Codes {
-                out: d.write(&order)?,
+                out: {
+                    let out = d.write(&order)?;
+                    check_parts_apart(&out)?;
+                    out
+                },
                 results: scratch.slice(of_a + of_products, of_results),
                 recipe: *recipe,
             },

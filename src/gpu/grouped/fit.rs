@@ -4,7 +4,7 @@
 use super::GroupedRows;
 use crate::error::{Error, Result};
 use crate::format::DType;
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{self, Span};
 use crate::gpu::gemm::call;
 use crate::gpu::kernels::GroupPlaces;
 use crate::gpu::matrix::{MatMut, QuantMatrix, QuantSpans, VecRef};
@@ -88,6 +88,17 @@ pub(crate) fn check_apart(operand: &str, read: &[&Span<'_>], d: &Span<'_>) -> Re
 pub(crate) fn check_operands_apart(a: &QuantSpans<'_>, b: &QuantSpans<'_>, d: &Span<'_>) -> Result<()> {
     check_apart("A", &a.all(), d)?;
     check_apart("B", &b.all(), d)
+}
+
+/// The same of a quantized D, whose codes and scales lie apart from one another, too.
+pub(crate) fn check_codes_apart(a: &QuantSpans<'_>, b: &QuantSpans<'_>, d: &QuantSpans<'_>) -> Result<()> {
+    [&d.codes, &d.scales].into_iter().try_for_each(|written| check_operands_apart(a, b, written))?;
+    check_parts_apart(d)
+}
+
+/// That last of a quantized D.
+pub(crate) fn check_parts_apart(d: &QuantSpans<'_>) -> Result<()> {
+    memory::check_apart(std::iter::empty(), [("codes of D", d.codes), ("scales of D", d.scales)].into_iter())
 }
 
 /// The same of starts and counts.
