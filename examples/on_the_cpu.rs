@@ -4,7 +4,7 @@
 //!     cargo run --release --example on_the_cpu
 
 use ndarray::Array2;
-use scaled_gemm::reference::{self, GemmInputs};
+use scaled_gemm::reference::{self, GemmInputs, HostOperand};
 use scaled_gemm::{DType, Fp8Format, Recipe, Scheme};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,9 +20,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let y = reference::scaled_gemm(&GemmInputs::new(&x, &w, DType::Bf16))?;
     println!("y[0, 0] = {} and must be {k}", y[[0, 0]]);
 
+    // Weights alone quantized: A is plain numbers of a type.
+    let (x, fp4) = (Array2::<f32>::ones((m, k)), Recipe::new(Scheme::Nvfp4));
+    let fp4 = reference::quantize(Array2::<f32>::ones((n, k)).view(), DType::Bf16, fp4)?;
+    let z = reference::scaled_gemm(&GemmInputs::new(HostOperand::Plain(x.view(), DType::Bf16), &fp4, DType::Bf16))?;
+    println!("z[0, 0] = {} and must be {k}", z[[0, 0]]);
+
     // What the codes stand for.
     let back = reference::dequantize(&w, DType::F32);
     println!("w[0, 0] = {} and must be 1", back[[0, 0]]);
-    assert_eq!((y[[0, 0]], back[[0, 0]]), (k as f32, 1.0));
+    assert_eq!((y[[0, 0]], z[[0, 0]], back[[0, 0]]), (k as f32, k as f32, 1.0));
     Ok(())
 }

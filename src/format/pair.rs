@@ -123,6 +123,10 @@ fn quantized_refusal(a: &SchemeSpec, b: &SchemeSpec) -> Option<(&'static str, &'
             "at least one operand must have 1x128 scales (cuBLASLt has no product of two 128x128 operands)",
             "quantize one of the two, usually A, as fp8-1x128",
         )),
+        (Reach::Nvfp4, Reach::Mxfp4) | (Reach::Mxfp4, Reach::Nvfp4) => Some((
+            "NVFP4 and MXFP4 have scales of 16 and of 32 columns: no instruction mixes them",
+            "quantize both as nvfp4 or both as mxfp4, or leave A plain",
+        )),
         (Reach::Nvfp4, _) | (_, Reach::Nvfp4) => Some((
             "NVFP4 multiplies NVFP4, or plain BF16 and F16 activations; no instruction mixes its scales with those of FP8",
             "quantize both as nvfp4 or nvfp4-row, or leave A plain",

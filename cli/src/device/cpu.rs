@@ -92,8 +92,8 @@ impl Device for Cpu {
     fn set_batch_invariant(&mut self) -> Result<()> {
         Err(Error::unsupported(
             "--batch-invariant on the CPU",
-            "only the kernels for sm_90 promise it",
-            "leave it out, or for FP8 operands use --device cuda on an sm_90",
+            "only kernels for GPUs promise it",
+            "leave it out, or use --device cuda: on an sm_90 for FP8 operands, on an sm_80 or newer for weights that are decoded",
         ))
     }
 
