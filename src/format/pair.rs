@@ -376,7 +376,7 @@ mod tests {
             (Scheme::Mxfp4.into(), Scheme::Mxfp8(E4M3), &["for weights", "quantize A as mxfp8, or B as mxfp4"]),
             (Scheme::Mxfp4.into(), Scheme::Fp8Row(E4M3), &["MXFP4 multiplies MXFP4", "A as mxfp8"]),
             (Scheme::Fp8Group1x128(E4M3).into(), Scheme::Mxfp4, &["MXFP4 multiplies MXFP4", "leave A plain"]),
-            (Scheme::Nvfp4.into(), Scheme::Mxfp4, &["NVFP4 multiplies NVFP4"]),
+            (Scheme::Nvfp4.into(), Scheme::Mxfp4, &["scales of 16 and of 32 columns", "leave A plain"]),
             (plain(DType::E4M3), Scheme::Nvfp4, &["without scales"]),
             (plain(DType::F32), Scheme::Fp8Row(E4M3), &["FP32", "quantize A as fp8-row"]),
             (plain(DType::Bf16), Scheme::Fp8Tensor(E5M2), &["plain activations as E4M3", "quantize A as fp8-tensor"]),
