@@ -260,6 +260,8 @@ fn weight_only_fp8_is_tuned_and_timed() {
     let records = folder.file("tune.json");
     let asked = ["--shapes", "4x512x512", "--schemes", "fp8-row,fp8-128x128,mxfp8", "--activations", "bf16"];
     good("cuda", &[&["tune", "-o", &records][..], &asked].concat());
+    let tuned: Value = serde_json::from_slice(&fs::read(&records).unwrap()).unwrap();
+    assert_eq!(tuned["records"].as_array().map(Vec::len), Some(3), "{tuned:#}");
     let value = json(&[&["bench", "--tuning", &records, "--json"][..], &asked].concat());
     let rows = value["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 3, "{value:#}");

@@ -89,6 +89,14 @@ fn equal_calls_encode_none_and_moved_operands_are_found() {
         assert_eq!(encoded.len(), if turn == 0 { 3 } else { 0 }, "{encoded:?}");
         assert!(rows_of_d(&handle, d, 256, 4 * n, 0) == want);
     }
+    // Its maps were kept, and are still those of that memory with that shape.
+    handle.stream().memcpy_htod(&poison, d).unwrap();
+    let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+    let encoded = Encoded::by(|| {
+        layers[0].enqueue(&handle, places.len(), rows, d, 0, |args| args.config(CONFIG)).unwrap();
+    });
+    assert!(encoded.is_empty(), "{encoded:?}");
+    assert!(rows_of_d(&handle, d, m, 2 * n, 0) == wants[0]);
 }
 
 /// A graph writes the D that it was captured with, also when the same call went elsewhere since.

@@ -81,7 +81,12 @@ impl Pair {
         match (asked, alike) {
             ([], Scheme::Nvfp4 | Scheme::Mxfp4) => vec![quantized, plain],
             ([], _) => vec![quantized],
-            _ => asked.iter().map(of).collect(),
+            // Each once, however often it is asked for.
+            _ => {
+                let mut pairs: Vec<_> = asked.iter().map(of).collect();
+                pairs.dedup_by_key(|pair| pair.name());
+                pairs
+            }
         }
     }
 

@@ -387,7 +387,7 @@ impl Handle {
     /// `small-m` reads both matrices side by side (to codes with the quantizer behind it), from about 1024 rows on, and for 32 rows and more of a very wide layer. In between tiles of twice the columns fill the GPU
     /// worse: there it takes two steps of `sm90`, or is up to 1.3 times as slow as what the library plans for the product (docs/performance.md).
     ///
-    /// A row of D has the same bits whichever rows stand beside it, and in groups, from 33 rows on and with [`FusedGemmArgs::batch_invariant`] whatever m is. D must not overlap A, B, a bias, and where groups lie. What is derived of a
+    /// A row of D has the same bits whichever rows stand beside it, and in groups, from 33 rows on and with [`FusedGemmArgs::batch_invariant`] whatever m is. D must not overlap A, B, a bias, and where groups lie, nor its codes its scales. What is derived of a
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows and two steps, with

@@ -107,3 +107,20 @@ pub(crate) fn check_places_apart(places: &GroupPlaces<'_>, d: &Span<'_>) -> Resu
         check_apart("where groups lie", &[&numbers.slice(0, places.groups.saturating_mul(8))], d)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::device::memory::assert_apart;
+
+    #[test]
+    fn codes_and_scales_of_one_d_lie_apart_from_operands_and_from_each_other() {
+        fn spans<'s>(at: &[Span<'s>], i: usize) -> QuantSpans<'s> {
+            QuantSpans { codes: at[i], scales: at[i + 1], block_scales: at[i].slice(0, 0) }
+        }
+        assert_apart(&["A", "A", "B", "B", "D", "D"], 2, 64, |at| {
+            check_codes_apart(&spans(at, 0), &spans(at, 2), &spans(at, 4))
+        });
+        assert_apart(&["codes of D", "scales of D"], 2, 64, |at| check_parts_apart(&spans(at, 0)));
+    }
+}
