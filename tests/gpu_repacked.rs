@@ -5,13 +5,15 @@
 mod common;
 #[path = "common/guarded.rs"]
 mod guarded;
+#[path = "common/guarded_weights.rs"]
+mod guarded_weights;
 #[allow(dead_code, unused_imports, reason = "what is for other codes is the other suites'")]
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
 
 use common::gemm::*;
 use common::*;
-use guarded::check_guarded;
+use guarded_weights::check_between_guards;
 use scaled_gemm::{
     Accumulation, CodeOrder, DType, Formulation, GemmArgs, GemmDesc, Handle, HostQuantMatrix, MatMut, MatRef,
     Nvfp4Recipe, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, SmallMConfig, SmallMOperands,
@@ -158,17 +160,10 @@ fn products_have_the_bits_of_published_codes() {
 #[test]
 fn operands_between_guards() {
     let Some(handle) = decoding() else { return };
-    let mut rng = Noise::new(408);
-    for (i, pair) in PAIRS.into_iter().enumerate() {
-        for (j, [m, n, k]) in [[1, 8, 128], [9, 72, 384], [16, 136, 1152], [40, 264, 640]].into_iter().enumerate() {
-            let both = repacked(&handle, new(&handle, &mut rng, [m, n, k], pair));
-            let case = if (i + j) % 2 == 0 { layer() } else { Case { gap: 8, ..Case::new(WIDE[(i + j / 2) % 3]) } };
-            let extras = Extras::new(&handle, &mut rng, m, n, &[case.gap]);
-            with!(&both, |ops| for config in one_of_each_of(SmallMOperands::E2m1Weights, m, i + j) {
-                check_guarded(&handle, &mut planned(&handle, &case.desc(ops), config), ops, &extras, &case);
-            });
-        }
-    }
+    let shapes = [[1, 8, 128], [9, 72, 384], [16, 136, 1152], [40, 264, 640]];
+    let lay = |both| repacked(&handle, both);
+    let configs = |m, turn| one_of_each_of(SmallMOperands::E2m1Weights, m, turn);
+    check_between_guards(&handle, 408, &PAIRS, &shapes, lay, configs);
 }
 
 /// Any bytes: codes and scales of every kind, NaN among them.

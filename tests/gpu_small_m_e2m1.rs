@@ -5,12 +5,14 @@
 mod common;
 #[path = "common/guarded.rs"]
 mod guarded;
+#[path = "common/guarded_weights.rs"]
+mod guarded_weights;
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
 
 use common::gemm::*;
 use common::*;
-use guarded::check_guarded;
+use guarded_weights::check_between_guards;
 use ndarray::Array2;
 use scaled_gemm::reference::{self, Gelu};
 use scaled_gemm::{
@@ -216,19 +218,8 @@ fn epilogues() {
 #[test]
 fn operands_between_guards() {
     let Some(handle) = decoding() else { return };
-    let mut rng = Noise::new(197);
-    for (i, pair) in PAIRS.into_iter().enumerate() {
-        for (j, [m, n, k]) in
-            [[1, 8, 32], [9, 72, 160], [16, 136, 1056], [33, 72, 416], [64, 264, 2080]].into_iter().enumerate()
-        {
-            let both = new(&handle, &mut rng, [m, n, k], pair);
-            let case = if (i + j) % 2 == 0 { layer() } else { Case { gap: 8, ..Case::new(WIDE[(i + j / 2) % 3]) } };
-            let extras = Extras::new(&handle, &mut rng, m, n, &[case.gap]);
-            with!(&both, |ops| for config in one_of_each(m, i + j) {
-                check_guarded(&handle, &mut planned(&handle, &case.desc(ops), config), ops, &extras, &case);
-            });
-        }
-    }
+    let shapes = [[1, 8, 32], [9, 72, 160], [16, 136, 1056], [33, 72, 416], [64, 264, 2080]];
+    check_between_guards(&handle, 197, &PAIRS, &shapes, |both| both, one_of_each);
 }
 
 /// With `beta = 0` D's old value, NaN here, is not read.

@@ -153,7 +153,6 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         }
         _ => {}
     }
-    let ours = matches!(formulation, Formulation::Sm90 | Formulation::SmallM);
     // Records come here, too: what the kernels would take for other codes is refused, and what is not batch-invariant.
     code_order(desc, formulation)?;
     batch_invariance(desc, formulation)?;
@@ -168,7 +167,7 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     if desc.batch_invariant && finish == Finish::EpilogueKernel && not_by_ours(desc).is_none() {
         return Err("a batch-invariant product stores D itself where it can, whatever m is".to_string());
     }
-    let rows = if ours { desc.m } else { gemm_rows(desc) };
+    let rows = if formulation.is_by_cublaslt() { gemm_rows(desc) } else { desc.m };
     let padded = rows != desc.m;
     let (a_scales, b_scales) = match (formulation, pair_kind(desc)) {
         (Formulation::Native | Formulation::Sm90 | Formulation::SmallM, PairKind::Fp8(a, b)) => (a, b),

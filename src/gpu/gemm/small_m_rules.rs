@@ -148,8 +148,7 @@ fn splits_e4m3(split: usize, [m, n]: [usize; 2], sm_count: usize) -> bool {
 /// places, and a walk is long, deep ones with a half of k leave the least idle at the end.
 pub(crate) fn order(operands: SmallMOperands, codes: CodeOrder, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
     let [m, n, k] = mnk;
-    let holds = |block: SmallMBlock| m <= block.most_rows() || block.takes_passes();
-    let mut all: Vec<_> = SmallMConfig::all(operands).filter(|config| holds(config.block())).collect();
+    let mut all: Vec<_> = SmallMConfig::all(operands).filter(|config| config.block().multiplies(m)).collect();
     all.sort_by(|a, b| cost(*a, codes, mnk, sm_count).total_cmp(&cost(*b, codes, mnk, sm_count)));
     all.sort_by_key(|config| !fills_once(*config, codes, mnk, sm_count));
     // Where each warp can read the rows of A for itself, that is faster than tiles in turns with a barrier.

@@ -61,7 +61,7 @@ impl SmallMProduct {
         let (block, Some(operands)) = (config.block(), small_m_operands(desc)) else { return false };
         let invariant = || of_any_m(operands, desc.b_order, [desc.n, desc.k], gpu.sm_count) == Some(config);
         block.operands() == operands
-            && (desc.m <= block.most_rows() || block.takes_passes())
+            && block.multiplies(desc.m)
             && (gpu.clusters || !config.needs_clusters())
             && (!desc.batch_invariant || invariant())
     }

@@ -343,15 +343,11 @@ impl FewRows<'_, '_> {
                 let (stride, dtype, bytes) = (d.row_stride(), d.dtype(), d.extent_bytes());
                 SpansOfD::Numbers { d: d.data_mut().at(&order)?.slice(0, bytes), stride, dtype }
             }
-            FewOut::Codes(d, recipe) => SpansOfD::Codes {
-                out: {
-                    let out = d.write(&order)?;
-                    check_parts_apart(&out)?;
-                    out
-                },
-                results: scratch.slice(of_a + of_products, of_results),
-                recipe: *recipe,
-            },
+            FewOut::Codes(d, recipe) => {
+                let (out, results) = (d.write(&order)?, scratch.slice(of_a + of_products, of_results));
+                check_parts_apart(&out)?;
+                SpansOfD::Codes { out, results, recipe: *recipe }
+            }
         };
         let bias = bias.map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
         d.written().try_for_each(|d| check_apart("B", &spans.all(), d))?;

@@ -5,6 +5,7 @@ use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue, seal};
 use super::module::Modules;
 use super::operand::{check_aligned, check_bytes};
+use super::sm90_call::Sm90Scales;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, most_rows, no_such_block};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
@@ -59,14 +60,10 @@ pub(crate) enum SmallMScales {
 impl SmallMScales {
     /// Of these layouts, if the kernels read them.
     pub(crate) fn of(a: ScaleLayout, b: ScaleLayout) -> Option<Self> {
-        let outer = |layout| match layout {
-            ScaleLayout::Outer => Some(true),
-            ScaleLayout::Scalar => Some(false),
-            _ => None,
-        };
-        match (a, b) {
-            (ScaleLayout::Vec128, ScaleLayout::Blk128) => Some(Self::Blocks),
-            _ => Some(Self::Outer { each: [outer(a)?, outer(b)?] }),
+        match Sm90Scales::of(a, b)? {
+            Sm90Scales::Blocks => Some(Self::Blocks),
+            Sm90Scales::Outer { each } => Some(Self::Outer { each }),
+            Sm90Scales::Vectors => None,
         }
     }
 }

@@ -112,6 +112,11 @@ impl SmallMBlock {
         matches!(self.shape(), Shape::Tile { .. })
     }
 
+    /// Whether it multiplies m rows of A, in as many passes as it takes.
+    pub(crate) fn multiplies(self, m: usize) -> bool {
+        m <= self.most_rows() || self.takes_passes()
+    }
+
     /// The columns that hold m rows of A; the most there are where they do not.
     pub(super) fn tokens(self, m: usize) -> usize {
         self.widths().iter().copied().find(|tokens| m <= *tokens).unwrap_or(self.most_rows())

@@ -150,7 +150,7 @@ impl<'a> SmallMWeightsCall<'a> {
         let Self { m, n, k, .. } = *self;
         let shape = || format!("m = {m}, n = {n}, k = {k}");
         let block = self.config.block();
-        if m > block.most_rows() && !block.takes_passes() {
+        if !block.multiplies(m) {
             return Err(too_many_rows(block, shape()));
         }
         // The grid has 31 bits.
