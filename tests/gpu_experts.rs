@@ -326,9 +326,9 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
     // What cannot be cut, or where nobody knows where.
     let zeros = |scheme, rows| QuantMatrix::zeros(&handle, scheme, rows, K).unwrap();
     // Neither is multiplied in one launch anywhere.
-    let (tensors, vectors) = (
+    let (tensors, by_columns) = (
         (Scheme::Fp8Tensor(Fp8Format::E5M2), Scheme::Fp8Tensor(e4m3)),
-        (Scheme::Fp8Group1x128(e4m3), Scheme::Fp8Group1x128(e4m3)),
+        (Scheme::Fp8Group128x128(e4m3), Scheme::Fp8Group1x128(e4m3)),
     );
     let refused = |(a, b): (Scheme, Scheme), rows: GroupedRows<'_>, words: &[&str]| {
         let (a, b) = (zeros(a, GROUPS * SLOT), zeros(b, GROUPS * OUT));
@@ -344,7 +344,7 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
         &["the device alone knows", "slots"],
     );
     refused(tensors, slots(132), &["slots of 132 rows", "128"]);
-    refused(vectors, slots(SLOT), &["lie by columns"]);
+    refused(by_columns, slots(SLOT), &["lie by columns"]);
 }
 
 /// Normal numbers, and among them some a hundred times as large.

@@ -130,14 +130,17 @@ fn with_idle_experts(handle: &Handle, one: &HostQuantMatrix, d: u64) -> (QuantMa
     assert!(2 * held < of, "{held} of {of} megabytes of idle experts are memory: reads of them would pass");
     // SAFETY: the used expert's codes are there until all work that reads them is done. The others are not, and that nobody reads them is what these tests are for: who does ends this process with a fault.
     let of_all = unsafe { DeviceBuffer::from_raw(handle.stream(), base, EXPERTS * bytes, ()) }.unwrap();
-    // One scale of all is that of the used one; else the others are NaN.
+    // One scale of all is that of the used one; else the others are NaN. Of 1x128 groups all experts' rows lie side by side, for one block of columns after the other.
+    let columns = if matches!(scheme, Scheme::Fp8Group1x128(_)) { k.div_ceil(128) } else { 1 };
     let part = |len: fn(Scheme, usize, usize) -> usize, own: &[u8]| {
-        let [each, before, all] = [n, used * n, EXPERTS * n].map(|rows| len(scheme, rows, k));
-        assert_eq!(each, own.len());
-        let mut bytes = vec![0xFFu8; all];
+        let [each, before, all] = [n, used * n, EXPERTS * n].map(|rows| len(scheme, rows, k) / columns);
+        assert_eq!(each * columns, own.len());
+        let mut bytes = vec![0xFFu8; all * columns];
         let at = if all == each { 0 } else { before };
-        bytes[at..at + each].copy_from_slice(own);
-        (all > 0).then(|| handle.upload(&bytes).unwrap())
+        for (to, own) in bytes.chunks_mut(all.max(1)).zip(own.chunks(each.max(1))) {
+            to[at..at + each].copy_from_slice(own);
+        }
+        (!bytes.is_empty()).then(|| handle.upload(&bytes).unwrap())
     };
     let scales = part(|scheme, rows, k| scheme.scale_len(rows, k) * 4, &bytes_of(DType::F32, one.scales()));
     let block_scales = part(Scheme::block_scale_len, one.block_scales());
@@ -209,12 +212,12 @@ fn sm90_reads_no_weights_of_idle_experts() {
     alone(|| {
         let Some(handle) = hopper() else { return };
         let mut rng = Noise::new(801);
-        for pair in [(VEC, BLK), ROW_PAIR, TENSOR_PAIR] {
+        for pair in [(VEC, BLK), VECTOR_PAIR, ROW_PAIR, TENSOR_PAIR] {
             let one = quantized(&tiled(&mut rng, N, K), pair.1);
             for places in [Places::Starts, Places::Slots] {
                 let m = rows_of_a(places);
                 let a = QuantMatrix::from_host(&handle, &quantized(&tiled(&mut rng, m, K), pair.0)).unwrap();
-                for config in of_groups() {
+                for config in of_groups_with(pair) {
                     let call: Call<'_> = &|b, groups, d| {
                         let d = numbers(d, DType::Bf16, m);
                         handle.grouped_gemm(GroupedGemmArgs::new(&a, b, groups.count, groups.rows(), d).config(config))

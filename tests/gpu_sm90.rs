@@ -11,19 +11,22 @@ mod guarded;
 mod maps;
 #[path = "common/sm90.rs"]
 mod sm90;
+#[path = "common/sm90_groups.rs"]
+mod sm90_groups;
 #[path = "gpu_sm90/soak.rs"]
 mod soak;
 
 use common::gemm::*;
 use common::*;
 use guarded::check_guarded;
-use ndarray::{Array2, s};
+use ndarray::s;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
-    DType, Error, Finish, Formulation, Fp8Format, GemmDesc, GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix,
-    KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, Sm90Config, TuneRecord,
+    DType, Finish, Formulation, GemmDesc, GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut, MatRef,
+    PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, Sm90Config, TuneRecord,
 };
 use sm90::*;
+use sm90_groups::*;
 
 /// Small, for runs under a sanitizer: each kernel without groups.
 #[test]
@@ -198,118 +201,6 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     let of = |m| handle.plan(&GemmDesc::new(m, 24576, 1536, VEC, BLK, DType::Bf16)).unwrap();
     assert_eq!(of(8192).formulation(), Formulation::Sm90);
     assert!(of(8192).explain().contains("sm90, fused: faster than cuBLASLt's products, "), "{}", of(8192).explain());
-}
-
-/// A, B and D of a grouped product, with as many rows between groups as there are.
-struct Groups {
-    a: QuantMatrix,
-    b: QuantMatrix,
-    host_a: HostQuantMatrix,
-    host_b: HostQuantMatrix,
-    x: Array2<f32>,
-    n: usize,
-    out: DType,
-}
-
-/// Rows of a quantized matrix as one of their own.
-fn part(of: &HostQuantMatrix, rows: std::ops::Range<usize>) -> HostQuantMatrix {
-    let (k, scales) = (of.cols(), of.logical_scales());
-    let groups = of.scheme().spec().group_rows.size(of.rows());
-    let each = scales.len() / of.rows().div_ceil(groups);
-    // One scale of all rows is that of any of them.
-    let scales = &scales[rows.start / groups * each..rows.end.div_ceil(groups) * each];
-    HostQuantMatrix::from_logical(
-        of.scheme(),
-        rows.len(),
-        k,
-        of.logical_codes()[rows.start * k..rows.end * k].to_vec(),
-        scales,
-    )
-    .unwrap()
-}
-
-impl Groups {
-    fn new(handle: &Handle, rng: &mut Noise, shape: [usize; 3], groups: usize, out: DType) -> Self {
-        Self::of(handle, rng, shape, groups, out, (VEC, BLK))
-    }
-
-    fn of(
-        handle: &Handle,
-        rng: &mut Noise,
-        [m, n, k]: [usize; 3],
-        groups: usize,
-        out: DType,
-        (a, b): (Scheme, Scheme),
-    ) -> Self {
-        let x = tiled(rng, m, k);
-        let (host_a, host_b) = (quantized(&x, a), quantized(&tiled(rng, groups * n, k), b));
-        let [a, b] = [&host_a, &host_b].map(|host| QuantMatrix::from_host(handle, host).unwrap());
-        Self { a, b, host_a, host_b, x, n, out }
-    }
-
-    /// Rows of no group hold NaN codes and NaN scales.
-    fn poison_gaps(&mut self, handle: &Handle, groups: &[(i64, i64)]) {
-        let host = &self.host_a;
-        let (m, k) = self.x.dim();
-        let (mut codes, mut scales) = (host.logical_codes().to_vec(), host.logical_scales().to_vec());
-        // None where one is that of all rows.
-        let row_scales = scales.len() / m;
-        let inside = |row: usize| groups.iter().any(|(start, count)| (*start..start + count).contains(&(row as i64)));
-        for row in (0..m).filter(|row| !inside(*row)) {
-            codes[row * k..(row + 1) * k].fill(0x7F);
-            scales[row * row_scales..(row + 1) * row_scales].fill(f32::NAN);
-        }
-        self.host_a = HostQuantMatrix::from_logical(host.scheme(), m, k, codes, &scales).unwrap();
-        self.a = QuantMatrix::from_host(handle, &self.host_a).unwrap();
-    }
-
-    /// D, packed rows, as the product of each group alone leaves it: 0xFF where no group is.
-    fn want(&self, handle: &Handle, alpha: f32, groups: &[(i64, i64)]) -> Vec<u8> {
-        let row = self.n * self.out.bytes();
-        let mut d = vec![0xFF; self.x.nrows() * row];
-        for (g, &(start, count)) in groups.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
-            let (start, count) = (start as usize, count as usize);
-            let b = part(&self.host_b, g * self.n..(g + 1) * self.n);
-            let ops = Operands::of(handle, part(&self.host_a, start..start + count), b);
-            let case = Case { alpha, ..Case::new(self.out) };
-            let extras = Extras::new(handle, &mut Noise::new(1), count, self.n, &[]);
-            let stored = execute(handle, &mut planned(handle, &case.desc(&ops), of_groups()[0]), &ops, &extras, &case);
-            d[start * row..(start + count) * row].copy_from_slice(&stored.bytes);
-        }
-        d
-    }
-
-    /// Enqueues the product into `d`, whose rows lie `gap` elements apart.
-    fn enqueue(
-        &self,
-        handle: &Handle,
-        groups: usize,
-        rows: GroupedRows<'_>,
-        d: &mut CudaSlice<u8>,
-        gap: usize,
-        change: impl FnOnce(GroupedGemmArgs<'_>) -> GroupedGemmArgs<'_>,
-    ) -> Result<(), Error> {
-        let d = MatMut::new(d, self.out, self.x.nrows(), self.n)?.with_row_stride(self.n + gap)?;
-        handle.grouped_gemm(change(GroupedGemmArgs::new(&self.a, &self.b, groups, rows, d)))
-    }
-}
-
-fn numbers(handle: &Handle, numbers: &[i64]) -> CudaSlice<i64> {
-    handle.stream().clone_htod(if numbers.is_empty() { &[0][..] } else { numbers }).unwrap()
-}
-
-/// The rows of D without what lies between them, which nobody may have written, nor what lies behind. Bytes of a row and of a gap.
-fn rows_of_d(handle: &Handle, d: &CudaSlice<u8>, m: usize, row: usize, gap: usize) -> Vec<u8> {
-    let bytes = handle.stream().clone_dtoh(d).unwrap();
-    handle.synchronize().unwrap();
-    let mut rows = Vec::new();
-    for i in 0..m {
-        let (inside, between) = bytes[i * (row + gap)..][..row + gap].split_at(row);
-        rows.extend_from_slice(inside);
-        assert!(between.iter().all(|b| *b == 0xFF), "written behind row {i}");
-    }
-    assert!(bytes[m * (row + gap)..].iter().all(|b| *b == 0xFF), "written behind D");
-    rows
 }
 
 /// Small, for runs under a sanitizer: each kernel of groups; every group as if it were multiplied alone.
@@ -559,21 +450,7 @@ fn a_graph_keeps_quantized_groups() {
 fn graphs_follow_counts() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(155);
-    let (slot, n, k) = (256, 256, 656);
-    let of = Groups::new(&handle, &mut rng, [4 * slot, n, k], 4, DType::Bf16);
-    let mut counts = numbers(&handle, &[0; 4]);
-    let mut d = poisoned(&handle, 4 * slot * n * 2);
-    handle.load_kernels(&[KernelFamily::Sm90]).unwrap();
-    let graph = capture_among_others(&handle, || {
-        let rows = GroupedRows::Masked { slot_rows: slot, counts: (&counts).into() };
-        of.enqueue(&handle, 4, rows, &mut d, 0, |args| args)
-    });
-    let graph = graph.unwrap();
-    for now in [[0i64; 4], [256; 4], [1, 0, 130, 7], [300, 256, 0, 0], [0; 4]] {
-        handle.stream().memcpy_htod(&now, &mut counts).unwrap();
-        handle.stream().memcpy_htod(&vec![0xFFu8; 4 * slot * n * 2], &mut d).unwrap();
-        handle.launch(&graph).unwrap();
-        let places: Vec<_> = now.iter().enumerate().map(|(g, c)| ((g * slot) as i64, (*c).min(256))).collect();
-        assert!(rows_of_d(&handle, &d, 4 * slot, 2 * n, 0) == of.want(&handle, 1.0, &places), "{now:?}");
+    for pair in [(VEC, BLK), VECTOR_PAIR] {
+        check_counts_that_change(&handle, &mut rng, KernelFamily::Sm90, pair);
     }
 }

@@ -165,7 +165,8 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
             // Of a tile without rows, whichever: its sums are not stored.
             constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR;
             const u32 scale_row = SCALED ? min(row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
-            const u32 scale_col = VECTOR ? min(tile.col, p.pitch_b - 4) : 0;
+            // Scales of all groups' rows of B lie side by side, as those rows do.
+            const u32 scale_col = VECTOR ? min(group_row + tile.col, p.pitch_b - 4) : 0;
             const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
             const float* scales_a = p.scales_a + scale_row;
             const float* scales_b = VECTOR ? p.scales_b + scale_col

@@ -56,6 +56,15 @@ pub fn of_groups() -> Vec<Sm90Config> {
     Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1).collect()
 }
 
+/// Those with kernels of every kind: for E5M2 codes on one side, and for groups of rows with 1x128 scales on both.
+pub const COMMON: [Sm90Config; 4] =
+    [Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128, Sm90Config::Tile64x64Two];
+
+/// Those that have kernels for groups of rows of these operands.
+pub fn of_groups_with(pair: (Scheme, Scheme)) -> Vec<Sm90Config> {
+    if pair == VECTOR_PAIR { COMMON.to_vec() } else { of_groups() }
+}
+
 /// Every configuration gives D within the bound, and all that divide k alike the same bits.
 pub fn check(handle: &Handle, rng: &mut Noise, shape: [usize; 3], pair: (Scheme, Scheme), case: Case) -> f64 {
     let ops = Operands::new(handle, rng, shape, pair);

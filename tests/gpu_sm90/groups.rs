@@ -14,12 +14,18 @@ fn groups_between_guards() {
     let places = [(0, 63), (64, 0), (64, 1), (128, 130), (260, 141)];
     let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
     let bias = bytes_of(DType::Bf16, &(0..places.len() * n).map(|_| rng.normal()).collect::<Vec<_>>());
-    for (schemes, out) in [((VEC, BLK), DType::Bf16), (ROW_PAIR, DType::F32), (TENSOR_PAIR, DType::F16)] {
+    for (schemes, out) in [
+        ((VEC, BLK), DType::Bf16),
+        (VECTOR_PAIR, DType::Bf16),
+        (VECTOR_PAIR, DType::F32),
+        (ROW_PAIR, DType::F32),
+        (TENSOR_PAIR, DType::F16),
+    ] {
         let mut of = Groups::of(&handle, &mut rng, [m, n, k], places.len(), out, schemes);
         of.poison_gaps(&handle, &places);
         let (row, pitch) = (n * out.bytes(), (n + gap) * out.bytes());
         let d_bytes = m * pitch - gap * out.bytes();
-        for config in of_groups() {
+        for config in of_groups_with(schemes) {
             let call = |a: &QuantMatrix, b: &QuantMatrix, d: MatMut<'_>, rows: GroupedRows<'_>, bias: VecRef<'_>| {
                 let args = GroupedGemmArgs::new(a, b, places.len(), rows, d.with_row_stride(n + gap).unwrap());
                 handle.grouped_gemm(args.alpha(0.5).bias(bias).activation(Activation::Silu).config(config)).unwrap();
@@ -54,6 +60,22 @@ fn groups_between_guards() {
             assert!(gathered_bytes(&after, &written).iter().any(|byte| *byte != 0xFF), "{words}");
         }
     }
+}
+
+/// Small, for runs under a sanitizer, too: each kernel of groups with 1x128 scales on both sides. One k-block, a cut one, and more than any ring has stages.
+#[test]
+fn groups_are_what_each_is_alone_with_two_vectors_of_scales() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(160);
+    for (shape, epilogue) in [
+        ([256, 400], (1.0, DType::Bf16)),
+        ([128, 1168], (-0.5, DType::F32)),
+        ([384, 16], (1.0, DType::F16)),
+        ([640, 128], (1.0, DType::Bf16)),
+    ] {
+        check_alone(&handle, &mut rng, shape, epilogue, VECTOR_PAIR, &COMMON);
+    }
+    check_many(&handle, &mut rng, VECTOR_PAIR, &COMMON);
 }
 
 #[test]
@@ -104,7 +126,7 @@ fn grouped_refusals_name_operand_numbers_and_rule() {
         let name = config.to_string();
         let words = [&name[..], "of a product of groups", "groups have any number of tiles", "without -k in its name"];
         let two = numbers(&handle, &[1, 1]);
-        for schemes in [(VEC, BLK), ROW_PAIR, TENSOR_PAIR] {
+        for schemes in [(VEC, BLK), VECTOR_PAIR, ROW_PAIR, TENSOR_PAIR] {
             let (a, b) = (zeros(schemes.0, 256, 128), zeros(schemes.1, 256, 128));
             let mut asked = |explains: bool| {
                 let rows = GroupedRows::Masked { slot_rows: 128, counts: (&two).into() };
@@ -114,5 +136,14 @@ fn grouped_refusals_name_operand_numbers_and_rule() {
             };
             [true, false].into_iter().for_each(|explains| drop(refused(asked(explains), &words)));
         }
+    }
+    // Those without kernels for two vectors of scales.
+    for config in of_groups().into_iter().filter(|config| !COMMON.contains(config)) {
+        let (a, b) = (zeros(VEC, 256, 128), zeros(VEC, 256, 128));
+        let rows = GroupedRows::Masked { slot_rows: 128, counts: (&counts).into() };
+        let d = MatMut::new(&mut buffer, bf16, 256, 128).unwrap();
+        let name = format!("configuration {config} of a product of groups of rows with 1x128 scales on both sides");
+        let words = [&name[..], "256x128, 128x128, 64x128 and 64x64-two", "ask for one of these"];
+        refused(handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d).config(config)), &words);
     }
 }

@@ -11,19 +11,18 @@ use crate::gpu::kernels::{
 /// The pair of blocks that our kernels multiply.
 const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
 
-/// How the kernels for groups of rows read the scales of these, or why they do not multiply them.
-pub(crate) fn grouped_scales(a: Scheme, b: Scheme) -> Result<Sm90Scales, String> {
+/// How the kernels for groups of rows read these, or why they do not multiply them.
+pub(crate) fn grouped_pair(a: Scheme, b: Scheme) -> Result<Sm90Pair, String> {
     let is_e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
     // One scale for a matrix and one for each row of the other are no pair that any way multiplies.
     let is_served = |scales: &Sm90Scales| match scales {
-        Sm90Scales::Blocks => true,
-        Sm90Scales::Vectors => false,
+        Sm90Scales::Blocks | Sm90Scales::Vectors => true,
         Sm90Scales::Outer { each: [of_a, of_b] } => of_a == of_b,
     };
     let scales = Sm90Scales::of(a.spec().scale_layout, b.spec().scale_layout);
     match scales.filter(|scales| is_e4m3(a) && is_e4m3(b) && is_served(scales)) {
-        Some(scales) => Ok(scales),
-        None => Err(format!("it serves {}", served())),
+        Some(scales) => Ok(Sm90Pair { scales, formats: [Fp8Format::E4M3; 2] }),
+        None => Err(format!("it serves {}, and {} x {}", served(), BLOCKS.0, BLOCKS.0)),
     }
 }
 
@@ -155,12 +154,15 @@ mod tests {
             (blk, vec),
             (Scheme::Fp8Tensor(WIDE), tensor),
             (Scheme::Mxfp8(F), Scheme::Mxfp8(F)),
+            (row, tensor),
         ] {
-            assert!(grouped_scales(a, b).is_err());
+            let words = "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3";
+            assert!(grouped_pair(a, b).unwrap_err().starts_with(words), "{a} x {b}");
         }
-        assert_eq!(grouped_scales(vec, blk), Ok(Sm90Scales::Blocks));
-        assert_eq!(grouped_scales(row, row), Ok(Sm90Scales::Outer { each: [true; 2] }));
-        assert_eq!(grouped_scales(tensor, tensor), Ok(Sm90Scales::Outer { each: [false; 2] }));
-        assert!(grouped_scales(vec, vec).is_err() && grouped_scales(row, tensor).is_err());
+        let pair = |scales| Ok(Sm90Pair { scales, formats: [F; 2] });
+        assert_eq!(grouped_pair(vec, blk), pair(Sm90Scales::Blocks));
+        assert_eq!(grouped_pair(vec, vec), pair(Sm90Scales::Vectors));
+        assert_eq!(grouped_pair(row, row), pair(Sm90Scales::Outer { each: [true; 2] }));
+        assert_eq!(grouped_pair(tensor, tensor), pair(Sm90Scales::Outer { each: [false; 2] }));
     }
 }

@@ -87,6 +87,16 @@ pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90
     all
 }
 
+/// The first of them that has kernels for what is multiplied.
+pub(crate) fn first_of_groups(
+    groups: usize,
+    mnk: [usize; 3],
+    sm_count: usize,
+    has_kernels: impl Fn(&Sm90Config) -> bool,
+) -> Sm90Config {
+    order(groups, mnk, sm_count).into_iter().find(has_kernels).unwrap_or(Sm90Config::Tile128x128)
+}
+
 /// Those for a whole product: also those that divide k, where one round is all and each block has some of it.
 pub(crate) fn order_of_whole(mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
     let [m, n, k] = mnk;

@@ -24,7 +24,7 @@ pub use rows::GroupedRows;
 pub use weight::GroupedWeightGradient;
 
 use crate::error::{Error, Result};
-use crate::format::{DType, Fp8Format};
+use crate::format::DType;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     KernelFamily, Sm90Call, Sm90End, Sm90Groups, Sm90Operand, SmallMGroupsConfig, SmallMWeights,
@@ -69,8 +69,8 @@ impl Handle {
         let (queue, kernels) = (self.queue(), self.kernels());
         check_clamped(self, args.clamped.as_mut())?;
         args.check_count_apart(self)?;
-        let (a, layout) = match way {
-            Way::Launch(a, scales) => (a, scales),
+        let (a, pair) = match way {
+            Way::Launch(a, pair) => (a, pair),
             Way::FewRows(weights, config, dtype) => {
                 self.multiply_few_rows(&mut args, weights, config, dtype)?;
                 return args.count_clamped(self);
@@ -80,7 +80,7 @@ impl Handle {
                 return args.count_clamped(self);
             }
         };
-        let config = args.chosen(self.device().sm_count as usize);
+        let config = args.chosen(pair, self.device().sm_count as usize);
         let GroupedGemmArgs { b, groups, rows, d, alpha, bias, activation, scales, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
         let d_bytes = d.extent_bytes();
@@ -101,13 +101,13 @@ impl Handle {
             check_places_apart(&places, &d)?;
             let call = Sm90Call {
                 config,
-                formats: [Fp8Format::E4M3; 2],
+                formats: pair.formats,
                 m,
                 n,
                 k,
                 a: Sm90Operand { codes: &a.codes, scales: scales_a.as_ref().unwrap_or(&a.scales) },
                 b: Sm90Operand { codes: &b.codes, scales: scales_b.as_ref().unwrap_or(&b.scales) },
-                layout,
+                layout: pair.scales,
                 d: &d,
                 d_stride,
                 d_type,

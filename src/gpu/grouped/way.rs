@@ -6,10 +6,10 @@ use super::{GroupedA, GroupedGemmArgs, few, slots};
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand, pair};
 use crate::gpu::gemm::available::HOPPER;
-use crate::gpu::gemm::our_pairs::grouped_scales;
+use crate::gpu::gemm::our_pairs::{Sm90Pair, grouped_pair};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{Sm90Config, Sm90Scales, SmallMGroupsConfig, SmallMWeights};
+use crate::gpu::kernels::{Sm90Along, Sm90Config, Sm90Scales, SmallMGroupsConfig, SmallMWeights};
 use crate::gpu::lt::quirks::why_not_grouped;
 use crate::gpu::matrix::QuantMatrix;
 
@@ -19,8 +19,8 @@ const MOST_DECODED_ROWS: usize = 128;
 
 /// How groups are multiplied.
 pub(super) enum Way<'a> {
-    /// One launch of our kernels for sm_90, which read scales so.
-    Launch(&'a QuantMatrix, Sm90Scales),
+    /// One launch of our kernels for sm_90, which read codes and scales so.
+    Launch(&'a QuantMatrix, Sm90Pair),
     /// One launch of those that decode such weights, with rows of this type, as which those of a quantized A are dequantized before.
     FewRows(SmallMWeights, SmallMGroupsConfig, DType),
     /// One product a slot, and why not the other.
@@ -50,12 +50,12 @@ impl<'a> GroupedGemmArgs<'a> {
         a.check_published("A of a grouped product")?;
         pair::check_basis(a.basis(), b.basis())?;
         let (major, minor) = handle.device().compute_capability;
-        let reason = match grouped_scales(a.scheme(), b.scheme()) {
-            Ok(scales) if (major, minor) == HOPPER => {
-                self.check_scales(scales == Sm90Scales::Outer { each: [false; 2] })?;
-                self.config.map_or(Ok(()), Sm90Config::check_groups)?;
+        let reason = match grouped_pair(a.scheme(), b.scheme()) {
+            Ok(pair) if (major, minor) == HOPPER => {
+                self.check_scales(pair.scales == Sm90Scales::Outer { each: [false; 2] })?;
+                self.config.map_or(Ok(()), |config| check_config(pair, config))?;
                 self.check()?;
-                return Ok(Way::Launch(a, scales));
+                return Ok(Way::Launch(a, pair));
             }
             Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
             Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
@@ -122,10 +122,16 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 
     /// The configuration asked for, or the one that should be fastest.
-    pub(super) fn chosen(&self, sm_count: usize) -> Sm90Config {
+    pub(super) fn chosen(&self, pair: Sm90Pair, sm_count: usize) -> Sm90Config {
         let mnk = [self.usual_rows(), self.d.cols(), self.a.cols()];
-        self.config.unwrap_or_else(|| sm90_rules::order(self.groups, mnk, sm_count)[0])
+        let has_kernels = |config: &Sm90Config| check_config(pair, *config).is_ok();
+        self.config.unwrap_or_else(|| sm90_rules::first_of_groups(self.groups, mnk, sm_count, has_kernels))
     }
+}
+
+/// Refuses a configuration without kernels for groups of rows of such operands.
+fn check_config(pair: Sm90Pair, config: Sm90Config) -> Result<()> {
+    pair.scales.check_groups(Sm90Along::Rows, pair.formats, config)
 }
 
 impl GroupedGemmArgs<'_> {
@@ -137,9 +143,9 @@ impl GroupedGemmArgs<'_> {
         let (groups, n, k) = (self.groups, self.d.cols(), self.a.cols());
         let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.operand(), self.b.scheme());
         match self.way(handle)? {
-            Way::Launch(..) => Ok(format!(
+            Way::Launch(_, pair) => Ok(format!(
                 "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair",
-                self.chosen(handle.device().sm_count as usize)
+                self.chosen(pair, handle.device().sm_count as usize)
             )),
             Way::FewRows(_, config, dtype) => {
                 let (before, because) = match few::RowsOfA::of(&self.a, dtype) {

@@ -15,12 +15,18 @@ use crate::gpu::kernels::{
 use crate::gpu::matrix::{MatMut, QuantMatrix};
 
 const SCHEME: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
+const FORMATS: [Fp8Format; 2] = [Fp8Format::E4M3; 2];
 
 pub(super) struct Whole<'a> {
     pub(super) dy: &'a QuantMatrix,
     pub(super) x: &'a QuantMatrix,
     pub(super) groups: usize,
     pub(super) rows: GroupedRows<'a>,
+}
+
+/// Refuses a configuration without kernels for groups along k.
+fn check_config(config: Sm90Config) -> Result<()> {
+    Sm90Scales::Vectors.check_groups(Sm90Along::K, FORMATS, config)
 }
 
 impl Whole<'_> {
@@ -44,7 +50,7 @@ impl Whole<'_> {
                 remedy: "cast each slot to a transpose of its own (Handle::quantize_slots_transposed_into), and pass these to GroupedWeightGradient::new".to_string(),
             });
         }
-        config.map_or(Ok(()), Sm90Config::check_groups)?;
+        config.map_or(Ok(()), check_config)?;
         pair::check_basis(dy.basis(), x.basis())?;
         if dy.cols() != x.cols() {
             return Err(Error::shape(
@@ -73,7 +79,8 @@ impl Whole<'_> {
         let Self { dy, x, groups, rows } = self;
         let k = expected_rows.unwrap_or_else(|| rows.expected(*groups, dy.cols())).clamp(1, dy.cols().max(1));
         let sm_count = handle.device().sm_count as usize;
-        config.unwrap_or_else(|| sm90_rules::order(*groups, [dy.rows(), x.rows(), k], sm_count)[0])
+        let mnk = [dy.rows(), x.rows(), k];
+        config.unwrap_or_else(|| sm90_rules::first_of_groups(*groups, mnk, sm_count, |c| check_config(*c).is_ok()))
     }
 
     pub(super) fn explain(
@@ -120,7 +127,7 @@ impl Whole<'_> {
             check_places_apart(&places, &d)?;
             let call = Sm90Call {
                 config,
-                formats: [Fp8Format::E4M3; 2],
+                formats: FORMATS,
                 m,
                 n,
                 k,

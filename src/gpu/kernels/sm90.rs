@@ -1,5 +1,5 @@
 //! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of FP8 codes, with 1x128 and 128x128
-//! scales, whole or of groups of rows, with 1x128 scales on both sides, whole or of groups of k, and with scales of rows or whole matrices; what they store are
+//! scales, whole or of groups of rows, with 1x128 scales on both sides, whole or of groups of rows or k, and with scales of rows or whole matrices; what they store are
 //! numbers, or codes with 1x128 scales, or either of SwiGLU of two products. Codes are E4M3; of whole products that store numbers also E5M2 on one side (`sm90_e5m2_a.cu`,
 //! `sm90_e5m2_b.cu`).
 
@@ -104,7 +104,7 @@ impl Sm90Call<'_> {
             pitch_a: if outer { u32::from(of_groups[0]) } else { m.next_multiple_of(4) as u32 },
             pitch_b: match layout {
                 Sm90Scales::Outer { .. } => u32::from(of_groups[1]),
-                Sm90Scales::Vectors => n.next_multiple_of(4) as u32,
+                Sm90Scales::Vectors => (self.matrices()[0] * n).next_multiple_of(4) as u32,
                 Sm90Scales::Blocks => k_blocks(k).next_multiple_of(4) as u32,
             },
             d: d.address,
@@ -157,7 +157,7 @@ impl Kernels {
         }
         let (kind, config, formats) = (call.kind(), call.config, call.formats);
         let kernels = if formats == E4M3_PAIR { self.sm90(stream)? } else { self.sm90_e5m2(stream)? };
-        let found = config.tile_of(kind).zip(kernels.of_call(formats, kind, config));
+        let found = config.tile_of(kind, formats).zip(kernels.of_call(formats, kind, config));
         let (tile, kernel) = found.ok_or_else(|| config.has_none(kind, formats))?;
         let [map_a, map_b, map_d] = maps.on(stream, call, tile)?;
         enqueue!(stream, kernel, call.blocks(tile, self.sm_count), map_a, map_b, map_d, call.problem(tile)?)

@@ -35,6 +35,21 @@ impl Sm90Scales {
             _ => Some(Self::Outer { each: [outer(a)?, outer(b)?] }),
         }
     }
+
+    /// What the kernels of groups that divide this are called by.
+    fn of_groups(self, along: Sm90Along) -> Kind {
+        match (self, along) {
+            (Self::Blocks, _) => Kind::Grouped,
+            (Self::Vectors, Sm90Along::Rows) => Kind::VectorGrouped,
+            (Self::Vectors, Sm90Along::K) => Kind::VectorOfK,
+            (Self::Outer { .. }, _) => Kind::OuterGrouped,
+        }
+    }
+
+    /// Refuses a configuration without kernels for groups that divide this, of such codes.
+    pub(crate) fn check_groups(self, along: Sm90Along, formats: [Fp8Format; 2], config: Sm90Config) -> Result<()> {
+        config.check_groups(self.of_groups(along), formats)
+    }
 }
 
 /// Codes and FP32 scales of an operand, as [`QuantMatrix`](crate::QuantMatrix) has them.
@@ -79,7 +94,7 @@ pub(crate) struct Sm90Call<'a> {
     pub(crate) a: Sm90Operand<'a>,
     /// `[n][k]`, one group of rows after the other.
     pub(crate) b: Sm90Operand<'a>,
-    /// How the scales of both lie; vectors on both sides are for groups of k, all others for groups of rows.
+    /// How the scales of both lie; groups of k have vectors on both sides.
     pub(crate) layout: Sm90Scales,
     /// `[m][n]` of `d_type`: BF16, F16 or F32; or codes. One group of k after the other.
     pub(crate) d: &'a Span<'a>,
@@ -166,7 +181,7 @@ impl Sm90Call<'_> {
             Sm90Scales::Blocks => {
                 (ScaleLayout::Vec128.len(m, blocks), of_b * parts * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
             }
-            Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(n, blocks)),
+            Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(of_b * n, blocks)),
             // One for a matrix is that of all groups, unless each has its own.
             Sm90Scales::Outer { each: [a, b] } => {
                 let [of_a, of_groups_b] = self.scales_of_groups().map(|each| if each { groups } else { 1 });
@@ -199,11 +214,6 @@ impl Sm90Call<'_> {
         let vectors = self.layout == Sm90Scales::Vectors;
         let more = self.bias.is_some() || self.residual.is_some() || self.activation != Activation::None;
         let (what, reason, remedy) = match self.groups.map(|groups| groups.along) {
-            Some(Sm90Along::Rows) if vectors => (
-                "groups of rows with 1x128 scales on both sides",
-                "the kernels of groups of rows read 1x128 and 128x128 scales, or those of rows and matrices",
-                "multiply the groups one by one",
-            ),
             Some(Sm90Along::K) if !vectors => (
                 "groups of k with other scales than 1x128 on both sides",
                 "the kernels of groups of k read these alone",
@@ -329,11 +339,9 @@ impl Sm90Call<'_> {
             Sm90End::Numbers => {}
         }
         match (self.layout, self.groups) {
-            (Sm90Scales::Outer { .. }, Some(_)) => Kind::OuterGrouped,
+            (layout, Some(groups)) => layout.of_groups(groups.along),
             (Sm90Scales::Outer { .. }, None) => Kind::Outer,
-            (Sm90Scales::Vectors, Some(_)) => Kind::VectorOfK,
             (Sm90Scales::Vectors, None) => Kind::Vector,
-            (Sm90Scales::Blocks, Some(_)) => Kind::Grouped,
             (Sm90Scales::Blocks, None) => Kind::Block,
         }
     }

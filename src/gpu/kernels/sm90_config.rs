@@ -125,14 +125,17 @@ impl Sm90Config {
         self.codes_tile().is_some()
     }
 
+    /// Whether it is one of the few that have kernels of what is multiplied seldom, too: a row `SM90` of the table.
+    fn is_common(self) -> bool {
+        matches!(self, Self::Tile256x128 | Self::Tile128x128 | Self::Tile64x128 | Self::Tile64x64Two)
+    }
+
     /// Whether it has kernels for these codes of A and B: all have them for E4M3 on both sides, some for E5M2 on one of the two.
     pub(crate) fn multiplies(self, formats: [Fp8Format; 2]) -> bool {
         use Fp8Format::{E4M3, E5M2};
         match formats {
             [E4M3, E4M3] => true,
-            [E5M2, E4M3] | [E4M3, E5M2] => {
-                matches!(self, Self::Tile256x128 | Self::Tile128x128 | Self::Tile64x128 | Self::Tile64x64Two)
-            }
+            [E5M2, E4M3] | [E4M3, E5M2] => self.is_common(),
             [E5M2, E5M2] => false,
         }
     }
@@ -159,6 +162,13 @@ impl Sm90Config {
         if matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped) {
             return self.casts_nothing();
         }
+        if kind == Kind::VectorGrouped && self.k_parts() == 1 {
+            return Error::unsupported(
+                format!("the configuration {self} of a product of groups of rows with 1x128 scales on both sides"),
+                "256x128, 128x128, 64x128 and 64x64-two have kernels for it",
+                "ask for one of these configurations, or for none",
+            );
+        }
         self.has_no_groups()
     }
 
@@ -170,18 +180,22 @@ impl Sm90Config {
         )
     }
 
-    /// Whether it has kernels for groups.
-    pub(crate) fn check_groups(self) -> Result<()> {
-        if self.k_parts() == 1 { Ok(()) } else { Err(self.has_no_groups()) }
+    /// Refuses it for groups of this kind and such codes, unless it has kernels for them.
+    pub(super) fn check_groups(self, kind: Kind, formats: [Fp8Format; 2]) -> Result<()> {
+        self.tile_of(kind, formats).map(drop).ok_or_else(|| self.has_none(kind, formats))
     }
 
-    /// The tile of its kernel of this kind, if there is one.
-    pub(super) fn tile_of(self, kind: Kind) -> Option<Sm90Tile> {
+    /// The tile of its kernel of this kind for such codes, if there is one.
+    pub(super) fn tile_of(self, kind: Kind, formats: [Fp8Format; 2]) -> Option<Sm90Tile> {
+        if formats != E4M3_PAIR {
+            return (self.multiplies(formats) && E5M2_KINDS.contains(&kind)).then(|| self.tile());
+        }
         match kind {
             Kind::Swiglu | Kind::SwigluGrouped => self.swiglu_tile(),
             Kind::Codes | Kind::CodesGrouped => self.codes_tile(),
             Kind::Block | Kind::Vector | Kind::Outer => Some(self.tile()),
             Kind::Grouped | Kind::VectorOfK | Kind::OuterGrouped => (self.k_parts() == 1).then(|| self.tile()),
+            Kind::VectorGrouped => self.is_common().then(|| self.tile()),
         }
     }
 
@@ -195,6 +209,7 @@ impl Sm90Config {
             Kind::Block => format!("gemm_{codes}_block_{name}"),
             Kind::Grouped => format!("gemm_{codes}_block_{name}_grouped"),
             Kind::Vector => format!("gemm_{codes}_vector_{name}"),
+            Kind::VectorGrouped => format!("gemm_{codes}_vector_{name}_grouped"),
             Kind::VectorOfK => format!("gemm_{codes}_vector_{name}_k_grouped"),
             Kind::Outer => format!("gemm_{codes}_outer_{name}"),
             Kind::OuterGrouped => format!("gemm_{codes}_outer_{name}_grouped"),
@@ -257,6 +272,8 @@ pub(super) enum Kind {
     Grouped,
     /// 1x128 scales on both sides.
     Vector,
+    /// The same, of groups of rows.
+    VectorGrouped,
     /// The same, of groups of k.
     VectorOfK,
     /// Scales of rows or whole matrices.
@@ -274,10 +291,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Block,
         Self::Grouped,
         Self::Vector,
+        Self::VectorGrouped,
         Self::VectorOfK,
         Self::Outer,
         Self::OuterGrouped,
@@ -290,7 +308,7 @@ impl Kind {
     fn file(self) -> &'static str {
         match self {
             Self::Block | Self::Grouped => "gemm/sm90_block",
-            Self::Vector | Self::VectorOfK => "gemm/sm90_vector",
+            Self::Vector | Self::VectorGrouped | Self::VectorOfK => "gemm/sm90_vector",
             Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",
             Self::Codes | Self::CodesGrouped | Self::Swiglu | Self::SwigluGrouped => "gemm/sm90_cast",
         }
@@ -302,6 +320,9 @@ const E5M2_FILES: [(&str, [Fp8Format; 2]); 2] = [
     ("gemm/sm90_e5m2_a", [Fp8Format::E5M2, Fp8Format::E4M3]),
     ("gemm/sm90_e5m2_b", [Fp8Format::E4M3, Fp8Format::E5M2]),
 ];
+
+/// What there are kernels of with E5M2 on one side.
+const E5M2_KINDS: [Kind; 3] = [Kind::Block, Kind::Vector, Kind::Outer];
 
 /// E4M3 on both sides.
 pub(super) const E4M3_PAIR: [Fp8Format; 2] = [Fp8Format::E4M3; 2];
@@ -317,7 +338,7 @@ impl Sm90Kernels {
         for kind in Kind::ALL {
             let file = modules.file(kind.file())?;
             for config in Sm90Config::ALL {
-                let Some(tile) = config.tile_of(kind) else { continue };
+                let Some(tile) = config.tile_of(kind, E4M3_PAIR) else { continue };
                 kernels.push((
                     E4M3_PAIR,
                     kind,
@@ -334,9 +355,10 @@ impl Sm90Kernels {
         let mut kernels = Vec::new();
         for (file, formats) in E5M2_FILES {
             let file = modules.file(file)?;
-            for kind in [Kind::Block, Kind::Vector, Kind::Outer] {
-                for config in Sm90Config::ALL.into_iter().filter(|config| config.multiplies(formats)) {
-                    let kernel = file.kernel_with_shared(&config.kernel(formats, kind), config.tile().shared)?;
+            for kind in E5M2_KINDS {
+                for config in Sm90Config::ALL {
+                    let Some(tile) = config.tile_of(kind, formats) else { continue };
+                    let kernel = file.kernel_with_shared(&config.kernel(formats, kind), tile.shared)?;
                     kernels.push((formats, kind, config, kernel));
                 }
             }

@@ -64,7 +64,8 @@ fn the_table_of_casts_is_that_of_the_kernels() {
         let rows: Vec<Vec<&str>> =
             rows.map(|row| row.split(", ").collect()).filter(|row: &Vec<&str>| row[1] == end).collect();
         let found = rows.iter().map(|row| (format!("gemm_fp8_{}", row[0]), tile_of(&row[2..], parts)));
-        let known = Sm90Config::ALL.into_iter().filter_map(|c| Some((c.kernel(E4M3_PAIR, kind), c.tile_of(kind)?)));
+        let known =
+            Sm90Config::ALL.into_iter().filter_map(|c| Some((c.kernel(E4M3_PAIR, kind), c.tile_of(kind, E4M3_PAIR)?)));
         assert_eq!(found.collect::<Vec<_>>(), known.collect::<Vec<_>>(), "{end}");
         rows.len()
     };
@@ -84,6 +85,7 @@ fn each_kind_has_kernels_of_its_own() {
             "block_64x64_two",
             "block_64x64_two_grouped",
             "vector_64x64_two",
+            "vector_64x64_two_grouped",
             "vector_64x64_two_k_grouped",
             "outer_64x64_two",
             "outer_64x64_two_grouped",
@@ -110,6 +112,7 @@ fn each_kind_has_kernels_of_its_own() {
         (2, "gemm_fp8_outer_##NAME,"),
         (2, "gemm_fp8_outer_##NAME##_grouped,"),
         (3, "gemm_fp8_vector_##NAME,"),
+        (3, "gemm_fp8_vector_##NAME##_grouped,"),
         (3, "gemm_fp8_vector_##NAME##_k_grouped,"),
         (4, "gemm_fp8_##NAME,"),
         (4, "gemm_fp8_##NAME##_grouped,"),
@@ -117,6 +120,32 @@ fn each_kind_has_kernels_of_its_own() {
         let tables = if file < 4 && kernel.ends_with("NAME,") { 2 } else { 1 };
         assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), tables, "{kernel}");
     }
+}
+
+/// Of groups of rows with two vectors of scales the common configurations have kernels alone, and none has one of blocks that divide k.
+#[test]
+fn configurations_of_groups_are_those_of_the_kernels() {
+    let row = |config: Sm90Config| {
+        let name = format!("({}, ", config.to_string().replace('-', "_"));
+        TABLE.lines().find(|line| line.contains(&name)).and_then(|line| line.split('(').next()).unwrap()
+    };
+    for config in Sm90Config::ALL {
+        let (common, split) = (row(config) == "SM90", row(config) == "SM90_SPLIT");
+        let has = |kind| config.check_groups(kind, E4M3_PAIR).map_err(|error| error.to_string());
+        for kind in [Kind::Grouped, Kind::OuterGrouped, Kind::VectorOfK] {
+            assert_eq!(has(kind).is_ok(), !split, "{config}, {kind:?}");
+        }
+        assert_eq!(has(Kind::VectorGrouped).is_ok(), common, "{config}");
+        let words = has(Kind::VectorGrouped).err().unwrap_or_default();
+        let reason = if split { "groups have any number of tiles" } else { "256x128, 128x128, 64x128 and 64x64-two" };
+        assert!(common || words.contains(reason), "{config}: {words}");
+    }
+    let (all, common) = SOURCES[3].split_once("#define SM90(").unwrap();
+    assert!(all.contains("_k_grouped, ") && all.contains("#define SM90_E4M3(") && !all.contains("##_grouped, "));
+    assert!(
+        common.contains("SM90_E4M3(NAME, __VA_ARGS__)")
+            && common.contains("##_grouped, Config_##NAME, GROUPS_OF_ROWS)")
+    );
 }
 
 #[test]
