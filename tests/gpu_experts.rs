@@ -202,25 +202,31 @@ fn a_scale_for_each_group_is_that_of_its_operand_alone() {
         QuantMatrix::zeros(&handle, B, GROUPS * OUT, K).unwrap(),
     );
     let other = text(handle.grouped_gemm(all_slots(&a, &b, &counts_on, &mut d).scales_of_b(of_b.view())));
-    assert!(other.contains("a scale for each group of fp8-1x128:e4m3") && other.contains("fp8-tensor:e4m3"), "{other}");
+    assert!(
+        other.contains("a scale for each group of fp8-1x128:e4m3") && other.contains("of fp8-tensor operands"),
+        "{other}"
+    );
 }
 
 /// Each slot, and each group's matrix, has the same largest number, so that it has the scales alone that it has among all.
 #[test]
 fn groups_without_rows_or_columns_are_bounded() {
     let Some(handle) = handle() else { return };
-    let pair = [Scheme::Fp8Tensor(Fp8Format::E5M2), Scheme::Fp8Tensor(Fp8Format::E4M3)];
-    let [a, b] = pair.map(|scheme| QuantMatrix::zeros(&handle, scheme, 0, K).unwrap());
     let (mut d, counts) = (handle.alloc(0).unwrap(), handle.alloc(0).unwrap());
-    let mut call = |groups| {
-        let rows = GroupedRows::Masked { slot_rows: 0, counts: counts.view() };
-        let d = MatMut::new(&mut d, DType::F32, 0, 0).unwrap();
-        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, groups, rows, d))
-    };
-    call(0).unwrap();
-    for groups in [1 << 31, 1 << 40, usize::MAX] {
-        let error = call(groups).unwrap_err().to_string();
-        assert!(error.contains(&format!("{groups} groups")) && error.contains("fewer than 2^31"), "{error}");
+    // In one launch on sm_90, and one product a slot.
+    for pair in [Scheme::Fp8Tensor as fn(Fp8Format) -> Scheme, Scheme::Mxfp8] {
+        let [a, b] = [pair(Fp8Format::E4M3), pair(Fp8Format::E5M2)]
+            .map(|scheme| QuantMatrix::zeros(&handle, scheme, 0, K).unwrap());
+        let mut call = |groups| {
+            let rows = GroupedRows::Masked { slot_rows: 0, counts: counts.view() };
+            let d = MatMut::new(&mut d, DType::F32, 0, 0).unwrap();
+            handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, groups, rows, d))
+        };
+        call(0).unwrap();
+        for groups in [1 << 31, 1 << 40, usize::MAX] {
+            let error = call(groups).unwrap_err().to_string();
+            assert!(error.contains(&format!("{groups} groups")) && error.contains("fewer than 2^31"), "{error}");
+        }
     }
 }
 
@@ -240,8 +246,10 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
     let (bias_on, mut counts) = (handle.upload(&bias).unwrap(), handle.upload(&[1i64, 0, 256]).unwrap());
     let mut clamped = handle.alloc(4).unwrap();
     let whole = |x: &Array2<f32>| x.mapv(f64::from);
+    let hopper = handle.device().compute_capability == (9, 0);
     for (a_scheme, b_scheme, least) in [
         // Two bits of mantissa are 6 dB less than three.
+        (Scheme::Mxfp8(e4m3), Scheme::Mxfp8(Fp8Format::E5M2), 22.0),
         (Scheme::Fp8Tensor(Fp8Format::E5M2), Scheme::Fp8Tensor(e4m3), 24.0),
         (Scheme::Fp8Row(e4m3), Scheme::Fp8Row(Fp8Format::E5M2), 24.0),
         (Scheme::Mxfp8(e4m3), Scheme::Mxfp8(e4m3), 26.0),
@@ -250,6 +258,10 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
         (Scheme::Nvfp4Row, Scheme::Nvfp4Row, 16.0),
     ] {
         let what = format!("{a_scheme} x {b_scheme}");
+        if hopper && matches!(a_scheme, Scheme::Fp8Tensor(_) | Scheme::Fp8Row(_)) {
+            println!("skipped: {what} is one launch on {}, of gpu_sm90_e5m2", handle.device());
+            continue;
+        }
         if handle
             .supports(&GemmDesc::new(SLOT, OUT, K, a_scheme, b_scheme, DType::F32))
             .is_ok_and(|ways| ways.is_empty())
@@ -326,8 +338,8 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
     // What cannot be cut, or where nobody knows where.
     let zeros = |scheme, rows| QuantMatrix::zeros(&handle, scheme, rows, K).unwrap();
     // Neither is multiplied in one launch anywhere.
-    let (tensors, by_columns) = (
-        (Scheme::Fp8Tensor(Fp8Format::E5M2), Scheme::Fp8Tensor(e4m3)),
+    let (blocks, by_columns) = (
+        (Scheme::Mxfp8(e4m3), Scheme::Mxfp8(Fp8Format::E5M2)),
         (Scheme::Fp8Group128x128(e4m3), Scheme::Fp8Group1x128(e4m3)),
     );
     let refused = |(a, b): (Scheme, Scheme), rows: GroupedRows<'_>, words: &[&str]| {
@@ -339,11 +351,11 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
     };
     let slots = |slot_rows| GroupedRows::Masked { slot_rows, counts: counts.view() };
     refused(
-        tensors,
+        blocks,
         GroupedRows::Contiguous { starts: counts.view(), counts: counts.view() },
         &["the device alone knows", "slots"],
     );
-    refused(tensors, slots(132), &["slots of 132 rows", "128"]);
+    refused(blocks, slots(132), &["slots of 132 rows", "128"]);
     refused(by_columns, slots(SLOT), &["lie by columns"]);
 }
 

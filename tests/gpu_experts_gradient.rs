@@ -22,12 +22,12 @@ const SLOT: usize = 384;
 const GROUPS: usize = 6;
 
 /// The transpose that the product reads.
-fn turned(handle: &Handle, x: &Array2<f32>) -> QuantMatrix {
+fn turned(handle: &Handle, x: &Array2<f32>, scheme: Scheme) -> QuantMatrix {
     let (rows, cols) = x.dim();
     let on = upload(handle, &bytes_of(DType::Bf16, x.iter()));
-    let mut q = QuantMatrix::zeros(handle, SCHEME, cols, rows).unwrap();
+    let mut q = QuantMatrix::zeros(handle, scheme, cols, rows).unwrap();
     let x = MatRef::new(&on, DType::Bf16, rows, cols).unwrap();
-    handle.quantize_into(&x, Recipe::new(SCHEME), QuantizeTo::Transposed(&mut q)).unwrap();
+    handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Transposed(&mut q)).unwrap();
     q
 }
 
@@ -36,6 +36,8 @@ struct Experts {
     dy: Array2<f32>,
     x: Array2<f32>,
     dw: Vec<f32>,
+    /// Of dY and X transposed.
+    schemes: [Scheme; 2],
 }
 
 impl Experts {
@@ -43,7 +45,7 @@ impl Experts {
         let mut rng = Noise::new(seed);
         let [dy, x] = [OUT, FEATURES].map(|cols| spread(&mut rng, rows, cols, DType::Bf16));
         let dw = (0..groups * OUT * STRIDE).map(|i| (i % 1009) as f32 - 504.0).collect();
-        Self { dy, x, dw }
+        Self { dy, x, dw, schemes: [SCHEME; 2] }
     }
 
     /// dY and X of these rows, with zeros for all others.
@@ -63,15 +65,15 @@ impl Experts {
         let mut want = self.dw.clone();
         for (g, &(start, count)) in taken.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
             let rows = count.next_multiple_of(128);
-            let [dy_t, x_t] = [&self.dy, &self.x].map(|all| {
+            let [dy_t, x_t] = [(&self.dy, self.schemes[0]), (&self.x, self.schemes[1])].map(|(all, scheme)| {
                 let mut own = Array2::zeros((rows, all.ncols()));
                 own.slice_mut(s![..count, ..]).assign(&all.slice(s![start..start + count, ..]));
-                turned(handle, &own)
+                turned(handle, &own, scheme)
             });
             let own = &mut want[g * OUT * STRIDE..(g + 1) * OUT * STRIDE];
             let packed: Vec<f32> = own.chunks(STRIDE).flat_map(|row| &row[..FEATURES]).copied().collect();
             let mut d = handle.upload(&packed).unwrap();
-            let desc = GemmDesc::new(OUT, FEATURES, rows, SCHEME, SCHEME, DType::F32)
+            let desc = GemmDesc::new(OUT, FEATURES, rows, self.schemes[0], self.schemes[1], DType::F32)
                 .with_accumulate(Accumulate::Add)
                 .with_batch_invariant(true);
             let options = PlanOptions::default().with_formulation(Formulation::Sm90);
@@ -95,7 +97,8 @@ impl Experts {
         (counts, clamped): (&[i64], u32),
         configs: &[Option<Sm90Config>],
     ) {
-        let [dy_t, x_t] = self.cleared(taken).map(|x| turned(handle, &x));
+        let [dy, x] = self.cleared(taken);
+        let (dy_t, x_t) = (turned(handle, &dy, self.schemes[0]), turned(handle, &x, self.schemes[1]));
         let want = self.one_by_one(handle, taken);
         let counts_on = handle.upload(counts).unwrap();
         let starts_on = starts.map(|starts| handle.upload(starts).unwrap());
@@ -162,6 +165,25 @@ fn starts_give_what_each_group_gives_alone() {
     let (starts, counts) = ([-128, 0, 128, 388, 256, 1152], [100, 300, 200, 100, 100, 100]);
     let taken = [(0, 0), (0, 128), (128, 200), (0, 0), (0, 0), (0, 0)];
     of.in_one(&handle, &taken, Some(&starts), (&counts, 5), &[None]);
+}
+
+/// E5M2 on one side: dY, as gradients are, and X. In slots and by starts, empty and full, in every configuration that has kernels for it.
+#[test]
+fn gradients_in_e5m2_give_what_each_group_gives_alone() {
+    let Some(handle) = handle_with(KernelFamily::Sm90E5m2) else { return };
+    use Sm90Config::{Tile64x64Two, Tile64x128, Tile128x128, Tile256x128};
+    let configs = [None, Some(Tile256x128), Some(Tile128x128), Some(Tile64x128), Some(Tile64x64Two)];
+    let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+    for (i, schemes) in [[wide, SCHEME], [SCHEME, wide]].into_iter().enumerate() {
+        let of = Experts { schemes, ..Experts::new(83 + i as u64, GROUPS * SLOT, GROUPS) };
+        let counts = [0, 1, 127, 128, 129, SLOT];
+        let taken: Vec<_> = counts.into_iter().enumerate().map(|(g, count)| (g * SLOT, count)).collect();
+        of.in_one(&handle, &taken, None, (&counts.map(|count| count as i64), 0), &configs);
+        let of = Experts { schemes, ..Experts::new(87 + i as u64, 1040, GROUPS) };
+        let (starts, counts) = ([0, 256, 256, 384, 896, 1024], [200, 0, 128, 300, 1, 99]);
+        let taken = [(0, 200), (256, 0), (256, 128), (384, 300), (896, 1), (1024, 16)];
+        of.in_one(&handle, &taken, Some(&starts), (&counts, 1), &configs);
+    }
 }
 
 /// More than a warp has lanes.
@@ -338,13 +360,14 @@ fn what_does_not_fit_together_is_refused() {
     refused(of(&dy_t, &x_t, 2, slots(SLOT), shape, DType::Bf16), &["dW", "bf16", "is not f32"]);
     let short = zeros(SCHEME, FEATURES, SLOT);
     refused(of(&dy_t, &short, 2, slots(SLOT), shape, f32), &["X of a grouped weight gradient", "768 columns"]);
-    for scheme in [Scheme::Fp8Group1x128(Fp8Format::E5M2), Scheme::Mxfp8(Fp8Format::E4M3)] {
-        let other = zeros(scheme, FEATURES, 2 * SLOT);
-        refused(
-            of(&dy_t, &other, 2, slots(SLOT), shape, f32),
-            &["fp8-1x128:e4m3 on both", "quantize_slots_transposed_into"],
-        );
+    let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+    let [wide_dy_t, wide_x_t] = [OUT, FEATURES].map(|rows| zeros(wide, rows, 2 * SLOT));
+    for (dy, x) in [(&wide_dy_t, &wide_x_t), (&dy_t, &zeros(Scheme::Mxfp8(Fp8Format::E4M3), FEATURES, 2 * SLOT))] {
+        let words = ["fp8-1x128 on both sides, with e5m2 on at most one", "quantize_slots_transposed_into"];
+        refused(of(dy, x, 2, slots(SLOT), shape, f32), &words);
     }
+    // `of` asks for 64x64.
+    refused(of(&wide_dy_t, &x_t, 2, slots(SLOT), shape, f32), &["64x64 of a product of e5m2 codes (A)", "of groups"]);
     // A configuration is for one launch.
     let alone = [zeros(SCHEME, OUT, SLOT), zeros(SCHEME, FEATURES, SLOT)];
     let mut d = handle.alloc(OUT * FEATURES * 4).unwrap();

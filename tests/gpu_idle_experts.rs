@@ -20,8 +20,8 @@ use guarded::Arena;
 use hazards::alone;
 use scaled_gemm::cudarc::driver::{result, sys};
 use scaled_gemm::{
-    DType, DeviceBuffer, FusedGemmArgs, GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut,
-    MatRef, QuantMatrix, Scheme, Sm90Config, Timing,
+    DType, DeviceBuffer, Fp8Format, FusedGemmArgs, GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix, KernelFamily,
+    MatMut, MatRef, QuantMatrix, Scheme, Sm90Config, Timing,
 };
 use sm90::*;
 
@@ -207,25 +207,49 @@ fn numbers(d: &mut Target, out: DType, m: usize) -> MatMut<'_> {
     }
 }
 
+/// In each configuration that has kernels for such groups.
+fn check_sm90(handle: &Handle, seed: u64, pairs: &[(Scheme, Scheme)]) {
+    let mut rng = Noise::new(seed);
+    for pair in pairs {
+        let one = quantized(&tiled(&mut rng, N, K), pair.1);
+        for places in [Places::Starts, Places::Slots] {
+            let m = rows_of_a(places);
+            let a = QuantMatrix::from_host(handle, &quantized(&tiled(&mut rng, m, K), pair.0)).unwrap();
+            for config in of_groups_with(*pair) {
+                let call: Call<'_> = &|b, groups, d| {
+                    let d = numbers(d, DType::Bf16, m);
+                    handle.grouped_gemm(GroupedGemmArgs::new(&a, b, groups.count, groups.rows(), d).config(config))
+                };
+                check(handle, &format!("{pair:?}, {config}, {places:?}"), &one, places, Some(DType::Bf16), call);
+            }
+        }
+    }
+}
+
 #[test]
 fn sm90_reads_no_weights_of_idle_experts() {
     alone(|| {
         let Some(handle) = hopper() else { return };
-        let mut rng = Noise::new(801);
-        for pair in [(VEC, BLK), VECTOR_PAIR, ROW_PAIR, TENSOR_PAIR] {
-            let one = quantized(&tiled(&mut rng, N, K), pair.1);
-            for places in [Places::Starts, Places::Slots] {
-                let m = rows_of_a(places);
-                let a = QuantMatrix::from_host(&handle, &quantized(&tiled(&mut rng, m, K), pair.0)).unwrap();
-                for config in of_groups_with(pair) {
-                    let call: Call<'_> = &|b, groups, d| {
-                        let d = numbers(d, DType::Bf16, m);
-                        handle.grouped_gemm(GroupedGemmArgs::new(&a, b, groups.count, groups.rows(), d).config(config))
-                    };
-                    check(&handle, &format!("{pair:?}, {config}, {places:?}"), &one, places, Some(DType::Bf16), call);
-                }
-            }
-        }
+        check_sm90(&handle, 801, &[(VEC, BLK), VECTOR_PAIR, ROW_PAIR, TENSOR_PAIR]);
+    });
+}
+
+/// The same of rows in E5M2, as gradients are, and of matrices in it.
+#[test]
+fn sm90_of_e5m2_reads_no_weights_of_idle_experts() {
+    alone(|| {
+        let Some(handle) = handle_with(KernelFamily::Sm90E5m2) else { return };
+        use Scheme::{Fp8Group1x128 as Vec128, Fp8Row as Row, Fp8Tensor as Tensor};
+        let e5m2 = Fp8Format::E5M2;
+        let pairs = [
+            (Vec128(e5m2), BLK),
+            (Vec128(e5m2), VEC),
+            (Row(e5m2), Row(E4M3)),
+            (Tensor(e5m2), Tensor(E4M3)),
+            (VEC, Vec128(e5m2)),
+            (Tensor(E4M3), Tensor(e5m2)),
+        ];
+        check_sm90(&handle, 804, &pairs);
     });
 }
 

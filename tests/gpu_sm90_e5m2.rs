@@ -1,5 +1,5 @@
 //! Our product for sm_90 of E5M2 codes on one side and E4M3 codes on the other: each configuration that has kernels for them, with every kind of scales and every epilogue, within the
-//! f64 bound and with the same bits in all of them, whatever m is, in graphs; what has no kernel is refused; the library's products agree.
+//! f64 bound and with the same bits in all of them, whatever m is, in graphs; groups of rows, each with the bits that it gives alone; what has no kernel is refused; the library's products agree.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -7,6 +7,8 @@ mod common;
 mod guarded;
 #[path = "common/sm90.rs"]
 mod sm90;
+#[path = "common/sm90_groups.rs"]
+mod sm90_groups;
 
 use common::gemm::*;
 use common::*;
@@ -14,15 +16,15 @@ use guarded::check_guarded;
 use ndarray::Array2;
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
-    Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, Handle, HostQuantMatrix, KernelFamily, MatMut,
-    PlanOptions, Scheme, Sm90Config, TuneRecord,
+    Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GroupedGemmArgs, GroupedRows, Handle,
+    HostQuantMatrix, KernelFamily, MatMut, PlanOptions, QuantMatrix, Scheme, Sm90Config, TuneRecord,
 };
-use sm90::{E4M3, LONG_OR_TALL, planned};
+use sm90::{COMMON, E4M3, LONG_OR_TALL, of_groups, planned};
+use sm90_groups::{Groups, check_alone, check_counts_that_change, check_many, numbers};
 
 const E5M2: Fp8Format = Fp8Format::E5M2;
 /// Those with kernels for them.
-const CONFIGS: [Sm90Config; 4] =
-    [Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128, Sm90Config::Tile64x64Two];
+const CONFIGS: [Sm90Config; 4] = COMMON;
 
 fn hopper() -> Option<Handle> {
     handle_with(KernelFamily::Sm90E5m2)
@@ -213,4 +215,88 @@ fn what_has_no_kernel_is_refused() {
     let both = Scheme::Fp8Tensor(E5M2);
     let ops = Operands::new(&handle, &mut rng, [16, 16, 16], (both, both));
     refused(handle.plan(&Case::new(DType::Bf16).desc(&ops)), &["E5M2 by E5M2"]);
+}
+
+/// Small, for runs under a sanitizer, too: each kernel of groups of rows, whichever side E5M2 is on.
+#[test]
+fn groups_are_what_each_is_alone() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(609);
+    for (i, pair) in pairs().into_iter().enumerate() {
+        let (shape, out) = [([256, 400], DType::Bf16), ([128, 1168], DType::F32), ([384, 144], DType::F16)][i % 3];
+        check_alone(&handle, &mut rng, shape, ([1.0, -0.5][i % 2], out), pair, &CONFIGS);
+    }
+}
+
+/// More groups than two rounds of a warp's lanes, most of them empty.
+#[test]
+fn groups_are_many_and_idle() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(610);
+    pairs().into_iter().for_each(|pair| check_many(&handle, &mut rng, pair, &CONFIGS));
+}
+
+#[test]
+fn graphs_follow_counts() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(611);
+    let pairs = pairs().into_iter();
+    pairs.for_each(|pair| check_counts_that_change(&handle, &mut rng, KernelFamily::Sm90E5m2, pair));
+}
+
+/// Each group's own scale in the place of one: powers of two of it, which change no digit.
+#[test]
+fn groups_have_scales_of_their_own() {
+    let Some(handle) = hopper() else { return };
+    let (mut rng, [n, k, slot]) = (Noise::new(612), [128, 272, 128]);
+    for pair in pairs().into_iter().filter(|pair| matches!(pair.0, Scheme::Fp8Tensor(_))) {
+        let of = Groups::of(&handle, &mut rng, [4 * slot, n, k], 4, DType::F32, pair);
+        let counts = numbers(&handle, &[128, 0, 5, 77]);
+        let times =
+            |host: &HostQuantMatrix, by: [f32; 4]| handle.upload(&by.map(|by| by * host.logical_scales()[0])).unwrap();
+        let (of_a, of_b) = (times(&of.host_a, [1.0, 2.0, 4.0, 0.25]), times(&of.host_b, [8.0, 1.0, 0.5, 0.125]));
+        let product = |own: bool| -> Vec<f32> {
+            let mut d = handle.upload(&vec![0f32; 4 * slot * n]).unwrap();
+            let rows = GroupedRows::Masked { slot_rows: slot, counts: (&counts).into() };
+            let target = MatMut::new(&mut d, DType::F32, 4 * slot, n).unwrap();
+            let args = GroupedGemmArgs::new(&of.a, &of.b, 4, rows, target);
+            let args = if own { args.scales_of_a(of_a.view()).scales_of_b(of_b.view()) } else { args };
+            handle.grouped_gemm(args).unwrap();
+            handle.read(&d.view()).unwrap()
+        };
+        let (one, own) = (product(false), product(true));
+        for (i, (one, own)) in one.iter().zip(&own).enumerate() {
+            let by = [8.0, 2.0, 2.0, 0.03125][i / (slot * n)];
+            assert!((one * by).to_bits() == own.to_bits(), "{pair:?}, row {}", i / n);
+        }
+    }
+}
+
+/// Configurations without kernels for E5M2, both sides in it, and what a group of a scale of its own cannot be.
+#[test]
+fn groups_without_kernels_are_refused() {
+    let Some(handle) = hopper() else { return };
+    let zeros = |scheme, rows| QuantMatrix::zeros(&handle, scheme, rows, 128).unwrap();
+    let counts = numbers(&handle, &[1, 1]);
+    let mut buffer = poisoned(&handle, 256 * 128 * 4);
+    let mut call = |(a, b): (Scheme, Scheme), config: Option<Sm90Config>| {
+        let (a, b) = (zeros(a, 256), zeros(b, 256));
+        let rows = GroupedRows::Masked { slot_rows: 128, counts: (&counts).into() };
+        let d = MatMut::new(&mut buffer, DType::Bf16, 256, 128).unwrap();
+        let args = GroupedGemmArgs::new(&a, &b, 2, rows, d);
+        handle.grouped_gemm(if let Some(config) = config { args.config(config) } else { args })
+    };
+    for pair in pairs() {
+        for config in Sm90Config::ALL.into_iter().filter(|config| !CONFIGS.contains(config)) {
+            let name = format!("the configuration {config} of a product of e");
+            refused(
+                call(pair, Some(config)),
+                &[&name[..], "whole or of groups", "256x128, 128x128, 64x128 and 64x64-two"],
+            );
+        }
+        call(pair, None).unwrap();
+    }
+    assert!(of_groups().len() > CONFIGS.len());
+    let both = Scheme::Fp8Tensor(E5M2);
+    refused(call((both, both), None), &["E5M2 by E5M2"]);
 }

@@ -62,7 +62,8 @@ pub const COMMON: [Sm90Config; 4] =
 
 /// Those that have kernels for groups of rows of these operands.
 pub fn of_groups_with(pair: (Scheme, Scheme)) -> Vec<Sm90Config> {
-    if pair == VECTOR_PAIR { COMMON.to_vec() } else { of_groups() }
+    let is_common = pair == VECTOR_PAIR || [pair.0, pair.1].iter().any(|scheme| scheme.to_string().contains("e5m2"));
+    if is_common { COMMON.to_vec() } else { of_groups() }
 }
 
 /// Every configuration gives D within the bound, and all that divide k alike the same bits.

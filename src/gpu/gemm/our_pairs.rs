@@ -5,7 +5,7 @@ use crate::format::{CodeFormat, Fp8Format, Scheme, pair};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::kernels::{
-    E2M1_K_MULTIPLE, MOST_LENGTH, Sm90Scales, SmallMOperands, SmallMScales, most_k_power, most_rows,
+    E2M1_K_MULTIPLE, KernelFamily, MOST_LENGTH, Sm90Scales, SmallMOperands, SmallMScales, most_k_power, most_rows,
 };
 
 /// The pair of blocks that our kernels multiply.
@@ -13,16 +13,24 @@ const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme
 
 /// How the kernels for groups of rows read these, or why they do not multiply them.
 pub(crate) fn grouped_pair(a: Scheme, b: Scheme) -> Result<Sm90Pair, String> {
-    let is_e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
     // One scale for a matrix and one for each row of the other are no pair that any way multiplies.
     let is_served = |scales: &Sm90Scales| match scales {
         Sm90Scales::Blocks | Sm90Scales::Vectors => true,
         Sm90Scales::Outer { each: [of_a, of_b] } => of_a == of_b,
     };
-    let scales = Sm90Scales::of(a.spec().scale_layout, b.spec().scale_layout);
-    match scales.filter(|scales| is_e4m3(a) && is_e4m3(b) && is_served(scales)) {
-        Some(scales) => Ok(Sm90Pair { scales, formats: [Fp8Format::E4M3; 2] }),
-        None => Err(format!("it serves {}, and {} x {}", served(), BLOCKS.0, BLOCKS.0)),
+    let pair = || {
+        let scales = Sm90Scales::of(a.spec().scale_layout, b.spec().scale_layout).filter(is_served)?;
+        let formats = [fp8_format(a)?, fp8_format(b)?];
+        (formats != [Fp8Format::E5M2; 2]).then_some(Sm90Pair { scales, formats })
+    };
+    pair().ok_or_else(served_by_sm90)
+}
+
+/// Of codes of 8 bits without block scales.
+fn fp8_format(scheme: Scheme) -> Option<Fp8Format> {
+    match scheme.spec().format {
+        CodeFormat::Fp8(format) if scheme.spec().block.is_none() => Some(format),
+        _ => None,
     }
 }
 
@@ -40,6 +48,16 @@ fn served() -> String {
     format!("{} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves", BLOCKS.0, BLOCKS.1)
 }
 
+/// That, and what the kernels for sm_90 serve beside it.
+fn served_by_sm90() -> String {
+    format!(
+        "it serves {}, and {} x {}, each also with e5m2 codes on one of the two sides",
+        served(),
+        BLOCKS.0,
+        BLOCKS.0
+    )
+}
+
 /// A pair of codes with FP32 scales that the kernels for sm_90 multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sm90Pair {
@@ -48,24 +66,20 @@ pub(crate) struct Sm90Pair {
     pub(crate) formats: [Fp8Format; 2],
 }
 
+impl Sm90Pair {
+    /// The kernels that multiply it.
+    pub(crate) fn kernels(self) -> KernelFamily {
+        if self.formats == [Fp8Format::E4M3; 2] { KernelFamily::Sm90 } else { KernelFamily::Sm90E5m2 }
+    }
+}
+
 /// How the kernels for sm_90 read these, or why they do not multiply them. (E5M2 on both sides is refused before: `format/pair`.)
 pub(crate) fn sm90_pair(desc: &GemmDesc) -> Result<Sm90Pair, String> {
-    let format = |scheme: Scheme| match scheme.spec().format {
-        CodeFormat::Fp8(format) => Some(format),
-        CodeFormat::E2M1 => None,
-    };
     let pair = || {
         let PairKind::Fp8(a, b) = pair_kind(desc) else { return None };
-        Some(Sm90Pair { scales: Sm90Scales::of(a, b)?, formats: [format(desc.a.scheme()?)?, format(desc.b)?] })
+        Some(Sm90Pair { scales: Sm90Scales::of(a, b)?, formats: [fp8_format(desc.a.scheme()?)?, fp8_format(desc.b)?] })
     };
-    pair().ok_or_else(|| {
-        format!(
-            "it serves {}, and {} x {}, each also with e5m2 codes on one of the two sides",
-            served(),
-            BLOCKS.0,
-            BLOCKS.0
-        )
-    })
+    pair().ok_or_else(served_by_sm90)
 }
 
 /// What the kernels for few rows take these operands for, or `None`.
@@ -149,11 +163,13 @@ mod tests {
         const WIDE: Fp8Format = Fp8Format::E5M2;
         let (tensor, row) = (Scheme::Fp8Tensor(F), Scheme::Fp8Row(F));
         let (vec, blk) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
+        let [wide_vec, wide_tensor] = [Scheme::Fp8Group1x128(WIDE), Scheme::Fp8Tensor(WIDE)];
         for (a, b) in [
-            (Scheme::Fp8Group1x128(WIDE), blk),
+            (wide_vec, Scheme::Fp8Group128x128(WIDE)),
             (blk, vec),
-            (Scheme::Fp8Tensor(WIDE), tensor),
+            (wide_tensor, wide_tensor),
             (Scheme::Mxfp8(F), Scheme::Mxfp8(F)),
+            (Scheme::Mxfp8(WIDE), Scheme::Mxfp8(F)),
             (row, tensor),
         ] {
             let words = "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3";
@@ -164,5 +180,15 @@ mod tests {
         assert_eq!(grouped_pair(vec, vec), pair(Sm90Scales::Vectors));
         assert_eq!(grouped_pair(row, row), pair(Sm90Scales::Outer { each: [true; 2] }));
         assert_eq!(grouped_pair(tensor, tensor), pair(Sm90Scales::Outer { each: [false; 2] }));
+        for (a, b, scales, formats) in [
+            (wide_vec, blk, Sm90Scales::Blocks, [WIDE, F]),
+            (vec, wide_vec, Sm90Scales::Vectors, [F, WIDE]),
+            (wide_tensor, tensor, Sm90Scales::Outer { each: [false; 2] }, [WIDE, F]),
+            (row, Scheme::Fp8Row(WIDE), Sm90Scales::Outer { each: [true; 2] }, [F, WIDE]),
+        ] {
+            let pair = grouped_pair(a, b).unwrap();
+            assert_eq!((pair, pair.kernels()), (Sm90Pair { scales, formats }, KernelFamily::Sm90E5m2), "{a} x {b}");
+        }
+        assert_eq!(grouped_pair(vec, vec).unwrap().kernels(), KernelFamily::Sm90);
     }
 }

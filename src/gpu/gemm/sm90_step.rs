@@ -2,7 +2,6 @@
 //! stay where they are, so that [`Sm90Product::enqueue`] only launches then.
 
 use crate::error::{Error, Result};
-use crate::format::Fp8Format;
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
@@ -46,7 +45,7 @@ impl Sm90Product {
 
     /// The kernels that it launches.
     pub(crate) fn kernels(&self) -> KernelFamily {
-        if self.pair.formats == [Fp8Format::E4M3; 2] { KernelFamily::Sm90 } else { KernelFamily::Sm90E5m2 }
+        self.pair.kernels()
     }
 
     /// The configuration in use.

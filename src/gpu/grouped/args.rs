@@ -56,12 +56,12 @@ pub struct GroupedGemmArgs<'a> {
 }
 
 impl<'a> GroupedGemmArgs<'a> {
-    /// A: the rows of all groups, k columns, `fp8-1x128:e4m3` where B is `fp8-128x128:e4m3`, else `fp8-1x128:e4m3`, `fp8-row:e4m3` or `fp8-tensor:e4m3`, as B is. B: `groups * n`
+    /// A: the rows of all groups, k columns, `fp8-1x128` where B is `fp8-128x128`, else `fp8-1x128`, `fp8-row` or `fp8-tensor`, as B is; E4M3, one of both also E5M2. B: `groups * n`
     /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups, or each has its own ([`GroupedGemmArgs::scales_of_a`], [`GroupedGemmArgs::scales_of_b`]). D: BF16, F16 or F32, A's rows by n, apart
     /// from all that is read.
     ///
     /// On sm_90 also both with block scales, MXFP8, MXFP4 and NVFP4, but for a B in E5M2: a launch dequantizes all rows of A into scratch memory, and one multiplies the groups as
-    /// [`GroupedGemmArgs::weight_only`] does (in slots up to 128 [usual](Self::expected_rows) rows). In slots any other pair that [`Handle::scaled_gemm`](crate::Handle::scaled_gemm) multiplies, but for 1x128 scales on either side: E5M2, and block scales on other GPUs.
+    /// [`GroupedGemmArgs::weight_only`] does (in slots up to 128 [usual](Self::expected_rows) rows). In slots any other pair that [`Handle::scaled_gemm`](crate::Handle::scaled_gemm) multiplies, but for 1x128 scales on either side: those of other GPUs, and a B in MXFP8 of E5M2 codes.
     ///
     /// Grouped tensors are such operands, too, with the scale of each member: tokens and matrices that were quantized on the device, in one buffer each
     /// ([`GroupedTensor::padded_rows`](crate::GroupedTensor::padded_rows), [`GroupedTensor::stacked`](crate::GroupedTensor::stacked)); `fp8-tensor` then.
@@ -141,7 +141,7 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { expected_rows: Some(rows), ..self }
     }
 
-    /// This configuration of `sm90` and no other, of those whose [`Sm90Config::k_parts`] is 1, and with 1x128 scales on both sides 256x128, 128x128, 64x128 or 64x64-two; others are refused. Results are the same in every bit. Only for operands that `sm90` multiplies: not of a
+    /// This configuration of `sm90` and no other, of those whose [`Sm90Config::k_parts`] is 1, and with 1x128 scales on both sides or E5M2 codes on one 256x128, 128x128, 64x128 or 64x64-two; others are refused. Results are the same in every bit. Only for operands that `sm90` multiplies: not of a
     /// plain A, nor of block scales.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }

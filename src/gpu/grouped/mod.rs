@@ -26,9 +26,7 @@ pub use weight::GroupedWeightGradient;
 use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{
-    KernelFamily, Sm90Call, Sm90End, Sm90Groups, Sm90Operand, SmallMGroupsConfig, SmallMWeights,
-};
+use crate::gpu::kernels::{Sm90Call, Sm90End, Sm90Groups, Sm90Operand, SmallMGroupsConfig, SmallMWeights};
 use clamped::check_clamped;
 use fit::{check_apart, check_places_apart};
 use way::Way;
@@ -41,7 +39,7 @@ impl Handle {
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
     /// [`GroupedWeightGradient`] is that of the matrices.
     ///
-    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], or [`KernelFamily::SmallMGroups`] for a plain A or one with block scales, and [`KernelFamily::Grouped`] where
+    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`](crate::KernelFamily::Sm90), [`KernelFamily::Sm90E5m2`](crate::KernelFamily::Sm90E5m2) for E5M2 codes on one side, or [`KernelFamily::SmallMGroups`](crate::KernelFamily::SmallMGroups) for a plain A or one with block scales, and [`KernelFamily::Grouped`](crate::KernelFamily::Grouped) where
     /// [`GroupedGemmArgs::clamped`] is given) one launch allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
     /// counts at each launch. The first call with an A that is dequantized may allocate scratch memory
     /// and load its scheme's family, and products of slots are planned at theirs, as those of [`Handle::scaled_gemm`] are: call it once before a capture, with the same operands' shapes.
@@ -84,7 +82,7 @@ impl Handle {
         let GroupedGemmArgs { b, groups, rows, d, alpha, bias, activation, scales, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
         let d_bytes = d.extent_bytes();
-        kernels.load(queue, KernelFamily::Sm90)?;
+        kernels.load(queue, pair.kernels())?;
         let order = queue.order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);
         let d = d.data_mut().at(&order)?.slice(0, d_bytes);

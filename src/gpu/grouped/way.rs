@@ -100,7 +100,7 @@ impl<'a> GroupedGemmArgs<'a> {
         }
         Err(Error::unsupported(
             format!("a scale for each group of {} x {}", self.a.operand(), self.b.scheme()),
-            "the kernels for sm_90 read it of fp8-tensor:e4m3 operands, in one launch of all groups",
+            "the kernels for sm_90 read it of fp8-tensor operands, in one launch of all groups",
             "pass operands of fp8-row, each of whose rows has the scale of its group",
         ))
     }

@@ -15,7 +15,7 @@ use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
 
 /// `dW_g += dY_gᵀ X_g` of every group g, FP32: groups along k, of one of two forms.
 ///
-/// [`GroupedWeightGradient::whole`]: one launch of our kernels for sm_90, of the transposes of all rows, `fp8-1x128:e4m3`. It reads counts on the device:
+/// [`GroupedWeightGradient::whole`]: one launch of our kernels for sm_90, of the transposes of all rows, `fp8-1x128` in E4M3, or in E5M2 on one side. It reads counts on the device:
 /// empty groups are free, others take as long as their rows do.
 ///
 /// [`GroupedWeightGradient::new`]: one product a group, one after the other on the handle's stream, of every pair that [`Handle::scaled_gemm`] multiplies.
@@ -51,7 +51,7 @@ impl<'a> GroupedWeightGradient<'a> {
     }
 
     /// One launch. dY transposed, out x rows, and X transposed, features x rows, each in one piece as [`QuantizeTo::Transposed`] makes it of the rows of all
-    /// groups, `fp8-1x128:e4m3`; dW F32, `groups * out` rows of features. The order of sums is that of the formulation `sm90`, of each group's rows alone.
+    /// groups, `fp8-1x128` in E4M3, or one of the two (dY, as gradients are) in E5M2; dW F32, `groups * out` rows of features. The order of sums is that of the formulation `sm90`, of each group's rows alone.
     ///
     /// Groups begin at multiples of 128 rows, so that no two share a scale: slots are of such a length, and a group that starts elsewhere is left out (one
     /// before it that reaches into its first 128 rows takes what lies there); all else is as [`GroupedRows`] has it. dW of a group without rows is not touched.
@@ -92,7 +92,7 @@ impl<'a> GroupedWeightGradient<'a> {
         Self { expected_rows: Some(rows), ..self }
     }
 
-    /// One launch in this configuration and no other, of those whose [`Sm90Config::k_parts`] is 1; others are refused. Results are the same in every bit.
+    /// One launch in this configuration and no other, of those whose [`Sm90Config::k_parts`] is 1, and with E5M2 codes 256x128, 128x128, 64x128 or 64x64-two; others are refused. Results are the same in every bit.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
     }
@@ -120,7 +120,7 @@ impl<'a> GroupedWeightGradient<'a> {
             return Ok("no groups: nothing to do".to_string());
         };
         Ok(format!(
-            "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128:e4m3 on sm_90; {}\n{}",
+            "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128 on sm_90; {}\n{}",
             why_not_grouped(handle.lt_version()),
             handle.plan(&desc)?.explain()
         ))
@@ -221,7 +221,7 @@ impl Handle {
 
     /// The gradients of all groups, added to dW: in one launch, or by the plan that [`Handle::scaled_gemm`] makes of one group, in the first call. Allocates
     /// nothing and waits for nothing after that; safe inside graph capture then. One launch needs its kernels loaded and no more ([`Handle::load_kernels`] of
-    /// [`KernelFamily::Sm90`](crate::KernelFamily::Sm90)). Of plans the handle keeps its 64 last used: where as many others came between, run it once more
+    /// [`KernelFamily::Sm90`](crate::KernelFamily::Sm90), with E5M2 codes [`KernelFamily::Sm90E5m2`](crate::KernelFamily::Sm90E5m2)). Of plans the handle keeps its 64 last used: where as many others came between, run it once more
     /// before a capture, which is refused otherwise.
     ///
     /// # Errors

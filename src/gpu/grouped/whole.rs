@@ -5,17 +5,13 @@ use super::fit::{check_apart, check_places_apart};
 use super::weight::check_dw;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{DType, Fp8Format, Operand, Scheme, pair};
+use crate::format::{DType, Operand, pair};
 use crate::gpu::gemm::available::HOPPER;
+use crate::gpu::gemm::our_pairs::{Sm90Pair, grouped_pair};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{
-    KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, Sm90Scales,
-};
+use crate::gpu::kernels::{Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, Sm90Scales};
 use crate::gpu::matrix::{MatMut, QuantMatrix};
-
-const SCHEME: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
-const FORMATS: [Fp8Format; 2] = [Fp8Format::E4M3; 2];
 
 pub(super) struct Whole<'a> {
     pub(super) dy: &'a QuantMatrix,
@@ -25,32 +21,37 @@ pub(super) struct Whole<'a> {
 }
 
 /// Refuses a configuration without kernels for groups along k.
-fn check_config(config: Sm90Config) -> Result<()> {
-    Sm90Scales::Vectors.check_groups(Sm90Along::K, FORMATS, config)
+fn check_config(pair: Sm90Pair, config: Sm90Config) -> Result<()> {
+    pair.scales.check_groups(Sm90Along::K, pair.formats, config)
 }
 
 impl Whole<'_> {
-    /// Refuses operands that do not fit together, and GPUs and schemes that have no such kernel.
-    fn check(&self, handle: &Handle, dw: &MatMut<'_>, config: Option<Sm90Config>) -> Result<()> {
+    /// How the kernels read both, if they do.
+    fn pair(&self) -> Option<Sm90Pair> {
+        grouped_pair(self.dy.scheme(), self.x.scheme()).ok().filter(|pair| pair.scales == Sm90Scales::Vectors)
+    }
+
+    /// Refuses operands that do not fit together, and GPUs and schemes that have no such kernel. How the kernels read them.
+    fn check(&self, handle: &Handle, dw: &MatMut<'_>, config: Option<Sm90Config>) -> Result<Sm90Pair> {
         let &Self { dy, x, groups, ref rows } = self;
         let (major, minor) = handle.device().compute_capability;
-        let reason = if (major, minor) != HOPPER {
-            Some(format!("groups along k in one launch are for sm_90, and this GPU is sm_{major}{minor}"))
-        } else if (dy.scheme(), x.scheme()) != (SCHEME, SCHEME) {
-            Some(format!("groups along k in one launch are {SCHEME} on both sides"))
-        } else {
-            None
+        let read = match self.pair() {
+            _ if (major, minor) != HOPPER => {
+                Err(format!("groups along k in one launch are for sm_90, and this GPU is sm_{major}{minor}"))
+            }
+            None => {
+                Err("groups along k in one launch are fp8-1x128 on both sides, with e5m2 on at most one".to_string())
+            }
+            Some(pair) => Ok(pair),
         };
-        if let Some(reason) = reason {
-            return Err(Error::Pair {
-                a: Operand::Quantized(dy.scheme()),
-                b: x.scheme(),
-                device: handle.device().to_string(),
-                reason,
-                remedy: "cast each slot to a transpose of its own (Handle::quantize_slots_transposed_into), and pass these to GroupedWeightGradient::new".to_string(),
-            });
-        }
-        config.map_or(Ok(()), check_config)?;
+        let read = read.map_err(|reason| Error::Pair {
+            a: Operand::Quantized(dy.scheme()),
+            b: x.scheme(),
+            device: handle.device().to_string(),
+            reason,
+            remedy: "cast each slot to a transpose of its own (Handle::quantize_slots_transposed_into), and pass these to GroupedWeightGradient::new".to_string(),
+        })?;
+        config.map_or(Ok(()), |config| check_config(read, config))?;
         pair::check_basis(dy.basis(), x.basis())?;
         if dy.cols() != x.cols() {
             return Err(Error::shape(
@@ -70,17 +71,24 @@ impl Whole<'_> {
                     "pass slots of a multiple of 128 rows, and transposes of all slots",
                 ))
             }
-            _ => Ok(()),
+            _ => Ok(read),
         }
     }
 
     /// The configuration asked for, or the one that should be fastest.
-    fn chosen(&self, handle: &Handle, config: Option<Sm90Config>, expected_rows: Option<usize>) -> Sm90Config {
+    fn chosen(
+        &self,
+        handle: &Handle,
+        pair: Sm90Pair,
+        config: Option<Sm90Config>,
+        expected_rows: Option<usize>,
+    ) -> Sm90Config {
         let Self { dy, x, groups, rows } = self;
         let k = expected_rows.unwrap_or_else(|| rows.expected(*groups, dy.cols())).clamp(1, dy.cols().max(1));
         let sm_count = handle.device().sm_count as usize;
         let mnk = [dy.rows(), x.rows(), k];
-        config.unwrap_or_else(|| sm90_rules::first_of_groups(*groups, mnk, sm_count, |c| check_config(*c).is_ok()))
+        let has_kernels = |config: &Sm90Config| check_config(pair, *config).is_ok();
+        config.unwrap_or_else(|| sm90_rules::first_of_groups(*groups, mnk, sm_count, has_kernels))
     }
 
     pub(super) fn explain(
@@ -90,14 +98,16 @@ impl Whole<'_> {
         config: Option<Sm90Config>,
         expected_rows: Option<usize>,
     ) -> Result<String> {
-        self.check(handle, dw, config)?;
+        let pair = self.check(handle, dw, config)?;
         let &Self { dy, x, groups, .. } = self;
         Ok(format!(
-            "{groups} groups along k of {} rows, dW of {} x {} each\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time, others as long as their rows\n  because our kernels for sm_90 serve {SCHEME} on both sides",
+            "{groups} groups along k of {} rows, dW of {} x {} each\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time, others as long as their rows\n  because our kernels for sm_90 serve {} x {}",
             dy.cols(),
             dy.rows(),
             x.rows(),
-            self.chosen(handle, config, expected_rows)
+            self.chosen(handle, pair, config, expected_rows),
+            dy.scheme(),
+            x.scheme(),
         ))
     }
 
@@ -108,15 +118,15 @@ impl Whole<'_> {
         config: Option<Sm90Config>,
         expected_rows: Option<usize>,
     ) -> Result<()> {
-        self.check(handle, dw, config)?;
+        let pair = self.check(handle, dw, config)?;
         let &Self { dy, x, groups, ref rows } = self;
         let [m, n, k] = [dy.rows(), x.rows(), dy.cols()];
         if groups == 0 || m == 0 || n == 0 || k == 0 {
             return Ok(());
         }
-        let config = self.chosen(handle, config, expected_rows);
+        let config = self.chosen(handle, pair, config, expected_rows);
         let (queue, kernels) = (handle.queue(), handle.kernels());
-        kernels.load(queue, KernelFamily::Sm90)?;
+        kernels.load(queue, pair.kernels())?;
         let order = queue.order();
         let (a, b) = (dy.read(&order)?, x.read(&order)?);
         let (d_stride, d_bytes) = (dw.row_stride(), dw.extent_bytes());
@@ -127,13 +137,13 @@ impl Whole<'_> {
             check_places_apart(&places, &d)?;
             let call = Sm90Call {
                 config,
-                formats: FORMATS,
+                formats: pair.formats,
                 m,
                 n,
                 k,
                 a: Sm90Operand { codes: &a.codes, scales: &a.scales },
                 b: Sm90Operand { codes: &b.codes, scales: &b.scales },
-                layout: Sm90Scales::Vectors,
+                layout: pair.scales,
                 d: &d,
                 d_stride,
                 d_type: DType::F32,

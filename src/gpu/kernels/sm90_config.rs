@@ -155,7 +155,7 @@ impl Sm90Config {
             let [a, b] = formats;
             return Error::unsupported(
                 format!("the configuration {self} of a product of {a} codes (A) and {b} codes (B)"),
-                "with e5m2 on one of the two sides there are whole products that store numbers, in 256x128, 128x128, 64x128 and 64x64-two; with e5m2 on both none",
+                "with e5m2 on one of the two sides there are products that store numbers, whole or of groups, in 256x128, 128x128, 64x128 and 64x64-two; with e5m2 on both none",
                 "quantize both operands to e4m3, or ask for one of these configurations",
             );
         }
@@ -322,7 +322,8 @@ const E5M2_FILES: [(&str, [Fp8Format; 2]); 2] = [
 ];
 
 /// What there are kernels of with E5M2 on one side.
-const E5M2_KINDS: [Kind; 3] = [Kind::Block, Kind::Vector, Kind::Outer];
+const E5M2_KINDS: [Kind; 7] =
+    [Kind::Block, Kind::Grouped, Kind::Vector, Kind::VectorGrouped, Kind::VectorOfK, Kind::Outer, Kind::OuterGrouped];
 
 /// E4M3 on both sides.
 pub(super) const E4M3_PAIR: [Fp8Format; 2] = [Fp8Format::E4M3; 2];

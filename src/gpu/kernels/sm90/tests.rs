@@ -98,8 +98,14 @@ fn each_kind_has_kernels_of_its_own() {
     );
     assert_eq!(config.kernel(E5M2_PAIRS[0], Kind::Vector), "gemm_e5m2_e4m3_vector_64x64_two");
     assert_eq!(config.kernel(E5M2_PAIRS[1], Kind::Outer), "gemm_e4m3_e5m2_outer_64x64_two");
-    for kind in ["block", "vector", "outer"] {
-        assert_eq!(SOURCES[5].matches(&format!("SM90_E5M2({kind}_##NAME)")).count(), 1);
+    assert_eq!(config.kernel(E5M2_PAIRS[0], Kind::VectorOfK), "gemm_e5m2_e4m3_vector_64x64_two_k_grouped");
+    assert_eq!(config.kernel(E5M2_PAIRS[1], Kind::Grouped), "gemm_e4m3_e5m2_block_64x64_two_grouped");
+    // Each of these makes a whole product and one of groups of rows, with two vectors of scales also one of groups of k.
+    for kind in ["SM90_E5M2(block", "SM90_E5M2(vector", "SM90_E5M2(outer", "SM90_E5M2_OF_K(vector"] {
+        assert_eq!(SOURCES[5].matches(&format!("{kind}_##NAME)")).count(), 1);
+    }
+    for name in ["_##NAME, ", "_##NAME##_grouped, ", "_##NAME##_k_grouped, "] {
+        assert_eq!(SOURCES[5].matches(&format!("SM90_KERNEL(gemm_##TYPES##{name}")).count(), 1);
     }
     let both = [Fp8Format::E5M2; 2];
     assert!(Sm90Config::ALL.into_iter().all(|config| config.multiplies(E4M3_PAIR) && !config.multiplies(both)));
@@ -137,6 +143,11 @@ fn configurations_of_groups_are_those_of_the_kernels() {
         }
         assert_eq!(has(Kind::VectorGrouped).is_ok(), common, "{config}");
         let words = has(Kind::VectorGrouped).err().unwrap_or_default();
+        for (pair, kind) in E5M2_PAIRS.into_iter().flat_map(|pair| Kind::ALL.map(|kind| (pair, kind))) {
+            let casts = matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped);
+            let tile = config.tile_of(kind, pair);
+            assert_eq!(tile, (common && !casts).then(|| config.tile()), "{config}, {kind:?}");
+        }
         let reason = if split { "groups have any number of tiles" } else { "256x128, 128x128, 64x128 and 64x64-two" };
         assert!(common || words.contains(reason), "{config}: {words}");
     }
