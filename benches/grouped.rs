@@ -1,10 +1,10 @@
 //! Products of groups of rows, each with a matrix of its own, as experts are: 1x128 x 128x128 to BF16 by one launch of our kernels for sm_90, in every
-//! configuration, against one product a group, and against one BF16 product a group. Then gradients of these matrices, 1x128 scales on both sides, added to
-//! FP32: one launch, in two configurations and as chosen, against one product a group.
+//! configuration, against one product a group, and against one BF16 product a group; likewise 1x128 x 1x128, and rows in E5M2, as gradients are. Then gradients of these matrices, 1x128 scales on both sides, added to
+//! FP32: one launch, in two configurations and as chosen, against one product a group; of dY in E4M3 and E5M2.
 //!
 //! `cargo bench --bench grouped`; the runner that `scripts/bundle.sh` packs on a machine without a toolchain. Elements of the last group of every
 //! way are checked against the f64 bound. The target is 1.4 times BF16. `SCALED_GEMM_SHAPES=8x1024,64x16` takes these groups x rows alone,
-//! `dw-8x1024` these of gradients.
+//! `vectors-8x1024` and `e5m2-8x1024` those of the other pairs, `dw-8x1024` and `dw-e5m2-8x1024` these of gradients.
 
 mod common;
 
@@ -20,6 +20,12 @@ use scaled_gemm::{
 
 const A: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
 const B: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
+const WIDE: Scheme = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+/// What is multiplied, with the beginning of its name.
+const PAIRS: [(&str, [Scheme; 2]); 3] = [("", [A, B]), ("vectors-", [A, A]), ("e5m2-", [WIDE, B])];
+/// Those that have kernels for all of them.
+const COMMON: [Sm90Config; 4] =
+    [Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128, Sm90Config::Tile64x64Two];
 const N: usize = 4096;
 const K: usize = 7168;
 const TARGET: f64 = 1.4;
@@ -45,15 +51,16 @@ struct Operands {
 }
 
 impl Operands {
-    fn new(handle: &Handle, [groups, rows, step]: [usize; 3]) -> Self {
+    fn new(handle: &Handle, [groups, rows, step]: [usize; 3], pair: [Scheme; 2]) -> Self {
         let x = random(handle, 1, groups * step * K, DType::Bf16);
         let w = random(handle, 2, groups * N * K, DType::Bf16);
         let quantized = |x: &MatRef<'_>, scheme| handle.quantize(x, Recipe::new(scheme)).unwrap();
-        let one = |g: usize| (quantized(&rows_of(&x, g * step, rows), A), quantized(&rows_of(&w, g * N, N), B));
+        let one =
+            |g: usize| (quantized(&rows_of(&x, g * step, rows), pair[0]), quantized(&rows_of(&w, g * N, N), pair[1]));
         let starts: Vec<i64> = (0..groups).map(|g| (g * step) as i64).collect();
         Self {
-            a: quantized(&rows_of(&x, 0, groups * step), A),
-            b: quantized(&rows_of(&w, 0, groups * N), B),
+            a: quantized(&rows_of(&x, 0, groups * step), pair[0]),
+            b: quantized(&rows_of(&w, 0, groups * N), pair[1]),
             alone: (0..groups).map(one).collect(),
             starts: handle.upload(&starts).unwrap(),
             counts: handle.upload(&vec![rows as i64; groups]).unwrap(),
@@ -130,34 +137,41 @@ impl Way {
 
 fn main() {
     main_with_gpu(|handle, watch| {
-        head(handle, "Products of groups of rows, E4M3 1x128 x 128x128 to BF16");
+        head(handle, "Products of groups of rows, 1x128 x 128x128 and 1x128 x 1x128 to BF16");
         if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
             println!("\n{} has no grouped product", handle.device());
             return;
         }
         let wanted = std::env::var("SCALED_GEMM_SHAPES").ok();
         let is_wanted = |name: String| wanted.as_ref().is_none_or(|list| list.split(',').any(|wanted| wanted == name));
-        for case in CASES.into_iter().filter(|[groups, rows, _]| is_wanted(format!("{groups}x{rows}"))) {
-            measure(handle, watch, case);
+        for (name, pair) in PAIRS {
+            for case in CASES.into_iter().filter(|[groups, rows, _]| is_wanted(format!("{name}{groups}x{rows}"))) {
+                measure(handle, watch, case, pair);
+            }
         }
-        for case in GRADIENTS.into_iter().filter(|[groups, rows]| is_wanted(format!("dw-{groups}x{rows}"))) {
-            measure_gradients(handle, watch, case);
+        for (name, dy) in [("dw-", A), ("dw-e5m2-", WIDE)] {
+            for case in GRADIENTS.into_iter().filter(|[groups, rows]| is_wanted(format!("{name}{groups}x{rows}"))) {
+                measure_gradients(handle, watch, case, [dy, A]);
+            }
         }
     });
 }
 
-fn measure(handle: &Handle, watch: &ClockWatch, case: [usize; 3]) {
-    let of = Operands::new(handle, case);
+fn measure(handle: &Handle, watch: &ClockWatch, case: [usize; 3], pair: [Scheme; 2]) {
+    let of = Operands::new(handle, case, pair);
     let Operands { groups, rows, step, .. } = of;
-    println!("\n## {groups} groups of {rows} rows, {step} from one to the next, n = {N}, k = {K}");
+    let [a, b] = pair;
+    println!("\n## {a} x {b}: {groups} groups of {rows} rows, {step} from one to the next, n = {N}, k = {K}");
     let mut ways = vec![Way::Bf16(Box::new(Bf16Gemm::new(handle, rows, N, K, 8).unwrap()))];
-    let desc = GemmDesc::new(rows, N, K, A, B, DType::Bf16);
+    let desc = GemmDesc::new(rows, N, K, a, b, DType::Bf16);
     for options in [PlanOptions::default(), PlanOptions::default().with_formulation(Formulation::Sm90)] {
         let mut plan = handle.plan_with(&desc, &options).unwrap();
         of.alone.iter().for_each(|(_, b)| plan.prepare(handle, b).unwrap());
         ways.push(Way::OneByOne(Box::new(plan)));
     }
+    let is_first = pair == PAIRS[0].1;
     let of_groups = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1);
+    let of_groups = of_groups.filter(|config| is_first || COMMON.contains(config));
     ways.extend(of_groups.map(|config| Way::Contiguous(Some(config))));
     ways.extend([Way::Contiguous(None), Way::Masked]);
 
@@ -206,17 +220,18 @@ struct Transposes {
 }
 
 impl Transposes {
-    fn new(handle: &Handle, [groups, slot]: [usize; 2]) -> Self {
-        let of = |seed, cols: usize| {
+    fn new(handle: &Handle, [groups, slot]: [usize; 2], schemes: [Scheme; 2]) -> Self {
+        let of = |seed, cols: usize, scheme: Scheme| {
             let x = random(handle, seed, groups * slot * cols, DType::Bf16);
             let x = MatRef::new(&x, DType::Bf16, groups * slot, cols).unwrap();
-            let mut whole = QuantMatrix::zeros(handle, A, cols, groups * slot).unwrap();
-            handle.quantize_into(&x, Recipe::new(A), QuantizeTo::Transposed(&mut whole)).unwrap();
-            let mut alone: Vec<_> = (0..groups).map(|_| QuantMatrix::zeros(handle, A, cols, slot).unwrap()).collect();
-            handle.quantize_slots_transposed_into(&x, Recipe::new(A), &mut alone).unwrap();
+            let mut whole = QuantMatrix::zeros(handle, scheme, cols, groups * slot).unwrap();
+            handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Transposed(&mut whole)).unwrap();
+            let mut alone: Vec<_> =
+                (0..groups).map(|_| QuantMatrix::zeros(handle, scheme, cols, slot).unwrap()).collect();
+            handle.quantize_slots_transposed_into(&x, Recipe::new(scheme), &mut alone).unwrap();
             (whole, alone)
         };
-        let ((dy, dy_alone), (x, x_alone)) = (of(3, N), of(4, K));
+        let ((dy, dy_alone), (x, x_alone)) = (of(3, N, schemes[0]), of(4, K, schemes[1]));
         Self { whole: [dy, x], alone: [dy_alone, x_alone] }
     }
 }
@@ -268,12 +283,13 @@ impl GradientWay {
     }
 }
 
-fn measure_gradients(handle: &Handle, watch: &ClockWatch, [groups, slot]: [usize; 2]) {
-    let of = Transposes::new(handle, [groups, slot]);
+fn measure_gradients(handle: &Handle, watch: &ClockWatch, [groups, slot]: [usize; 2], schemes: [Scheme; 2]) {
+    let of = Transposes::new(handle, [groups, slot], schemes);
+    let [dy, x] = schemes;
     let mut dw = handle.stream().alloc_zeros::<u8>(groups * N * K * 4).unwrap();
     for filled in [groups, groups / 2] {
         println!(
-            "\n## Gradients of {groups} matrices of {N} x {K}, slots of {slot} rows, {filled} of them full, the others empty"
+            "\n## {dy} x {x}: gradients of {groups} matrices of {N} x {K}, slots of {slot} rows, {filled} of them full, the others empty"
         );
         // Every second one empty, or none.
         let counts: Vec<i64> =
