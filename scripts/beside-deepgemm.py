@@ -1,20 +1,36 @@
 #!/usr/bin/env python3
-"""DeepGEMM beside the plan's choice and cuBLASLt: 1x128 x 128x128 to BF16, over the 17 published (n, k) and m from 128 to 8192.
+"""DeepGEMM beside the plan's choice and cuBLASLt, in turns: 1x128 x 128x128 to BF16, over the 17 published (n, k) and m from 128 to 8192, and two landmarks outside of those.
 
-  scripts/beside-deepgemm.py BENCH [--seconds S] [--shapes NxK,...] [--rows M,...] [--configs MOST] > record
+  scripts/beside-deepgemm.py BENCH [--seconds S] [--shapes NxK,...] [--rows M,...] [--rounds R] [--configs MOST] > record
   scripts/beside-deepgemm.py --summary RECORD
 
-BENCH is the executable of `cargo bench --bench beside`. torch and deep_gemm must be importable; DeepGEMM compiles its kernels before anything is timed, in 16 processes with one
-cache (DG_JIT_CACHE_DIR). Then for each (n, k) DeepGEMM's times of all m, and ours. Both by one method: a graph of 2 or 12 calls or more (300 us at least) over operands that
-are rotated past the L2 cache, 100 ms of warm-up, small writes before a timed launch with a pause after it, or launches back to back; medians.
-Stops beginning new shapes after S seconds. The summary ends the record, and is made of a record again by --summary."""
+BENCH is the executable of `cargo bench --bench beside`, which runs as a process of its own and works only when it is asked to; this process has DeepGEMM. torch and deep_gemm must be
+importable; DeepGEMM compiles its kernels before anything is timed, in 16 processes with one cache (DG_JIT_CACHE_DIR).
 
-import argparse, math, os, re, subprocess, sys, threading, time
+For each (m, n, k) and cadence the sides (DeepGEMM, and each formulation of ours) take turns for R rounds, every other round in the reverse order, and the median of a side's rounds counts.
+A turn is the same for all: three calls, a graph of so many calls as take 300 us at the peak of the GPU or longer (2 at least with pauses, 12 sustained, whole rounds over operands that
+exceed the L2 cache three times), untimed launches for 50 or 100 ms, then 7 launches with a pause after each or 9 back to back. A formulation of cuBLASLt that is 15 % behind its best
+one after the first round has that round alone. With --configs the configurations of sm90 have a line each problem up to that m, in turns with one another and sm90, with pauses.
+
+Clock and power are nvidia-smi's during the last two thirds of a side's turns, each the median. After S seconds no new problem begins. The summary ends the record, and is made again by --summary, of
+records from before there were turns as well (until 2026-11-26; there DeepGEMM's times of an (n, k) came first, from a cooler GPU). The exit code is 1 where a side failed."""
+
+import argparse, math, os, re, statistics, subprocess, sys, threading, time
 
 SHAPES = [(4096, 7168), (24576, 1536), (7168, 2048), (7168, 16384), (2112, 7168), (576, 7168), (32768, 512), (8192, 8192), (10240, 8192), (1536, 2048),
           (2048, 768), (5120, 8192), (10240, 5120), (5120, 25600), (8192, 28672), (51200, 5120), (57344, 8192)]
 ROWS = [128, 256, 512, 1024, 2048, 4096, 8192]
-L2 = 60 << 20
+# m, n, k with what is asked of us, with pauses, and DeepGEMM's time when that was written down.
+LANDMARKS = {(4096, 4096, 7168): (163, 166), (4096, 7168, 16384): (635, 646), (4096, 24576, 1536): (212, 231), (8192, 8192, 8192): (738, 749), (96, 18432, 7168): (36, 38.3),
+             (640, 1408, 4096): (11.8, 12.6), (256, 4096, 7168): (15.6, 16.8)}
+# Name, problems, and the share of DeepGEMM's time that is asked of us.
+CLASSES = [("all", lambda m, n, k: True, 0.95), ("k >= 7168, m >= 1024", lambda m, n, k: k >= 7168 and m >= 1024, 0.98), ("k <= 2048", lambda m, n, k: k <= 2048, 0.92),
+           ("m <= 512", lambda m, n, k: m <= 512, 0.94)]
+LIBRARY = ("native", "repeated-scales")
+# Calls in a graph at least, timed launches, milliseconds of warm-up.
+CADENCES = {"pauses": (2, 7, 50), "sustained": (12, 9, 100)}
+# A formulation this much slower than cuBLASLt's best is timed once.
+BEHIND = 1.15
 LARGEST = 1 << 40
 WORKERS = 16
 
@@ -23,79 +39,173 @@ class Clock:
     """Clock and power now and then."""
 
     def __init__(self):
-        self.seen = []
+        self.seen, self.process = [], None
+        words = lambda power: ["nvidia-smi", f"--query-gpu=clocks.sm,{power}", "--format=csv,noheader,nounits"]
         try:
-            words = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "50"]
-            self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+            # What it calls power is an average over a second, longer than a turn, where it has the other, too.
+            power = "power.draw.instant"
+            if not parse_clock(subprocess.run(words(power), stdout=subprocess.PIPE, text=True).stdout.split("\n")[0]):
+                power = "power.draw"
+            self.process = subprocess.Popen(words(power) + ["-lms", "25"], stdout=subprocess.PIPE, text=True)
+            self.what = power
             threading.Thread(target=self.read, daemon=True).start()
-        except OSError:
-            self.process = None
+        except OSError as error:
+            self.what = f"nothing: {error}"
 
     def read(self):
         for line in self.process.stdout:
-            try:
-                clock, power = line.split(",")
-                self.seen.append((time.time(), int(clock), float(power)))
-            except ValueError:
-                pass
+            if found := parse_clock(line):
+                self.seen.append((time.time(), *found))
 
-    def since(self, start):
-        seen = [s for s in self.seen if s[0] >= start] or self.seen[-1:]
+    def during(self, turns):
+        """Of turns, each from a time to a time."""
+        # A turn begins with a capture, and what is read lags.
+        seen = [s for s in self.seen if any(start + (end - start) / 3 <= s[0] <= end for start, end in turns)]
         if not seen:
             return "clock unknown"
         clocks = sorted(s[1] for s in seen)
-        return f"SM {clocks[len(clocks) // 2]} MHz ({clocks[0]}-{clocks[-1]}), {max(s[2] for s in seen):.0f} W"
+        return f"SM {statistics.median(clocks):.0f} MHz ({clocks[0]}-{clocks[-1]}), {statistics.median(s[2] for s in seen):.0f} W"
+
+    def stop(self):
+        if self.process:
+            self.process.terminate()
 
 
-def rows_of(asked, n, k):
-    return [m for m in asked if m * n * k <= LARGEST]
+def parse_clock(line):
+    """Of `1395, 688.21`."""
+    found = re.fullmatch(r"\s*(\d+)\s*,\s*([\d.]+)\s*", line)
+    return found and (int(found[1]), float(found[2]))
 
 
-def operands(m, n, k, sets, weights=None):
+def problems_of(shapes, rows):
+    """(m, n, k) by (n, k): all, or those that were asked for."""
+    found = [(m, n, k) for n, k in shapes or SHAPES for m in rows or ROWS if m * n * k <= LARGEST]
+    return found if shapes or rows else [problem for problem in LANDMARKS if problem not in found] + found
+
+
+def calls_of(m, n, k, sets, cadence):
+    """Calls in a graph: 300 us at least on any GPU of 2 petaflops and 4.8 TB/s, in whole rounds over the sets."""
+    shortest = max(2 * m * n * k / 2e9, (m * k + n * k + 2 * m * n) / 4.8e6, 4)
+    rounds = -(-max(CADENCES[cadence][0], math.ceil(300 / shortest)) // sets)
+    return sets * max(1, min(rounds, 1024 // sets))
+
+
+class Failed(Exception):
+    pass
+
+
+class Bench:
+    """Our side: see `obey` in benches/beside.rs."""
+
+    def __init__(self, path, configs, say):
+        self.say = say  # what is no answer
+        environment = dict(os.environ, **({"SCALED_GEMM_CONFIGS": configs} if configs else {}))
+        self.process = subprocess.Popen([path, "--bench", "--requests"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def ask(self, request, answer):
+        try:
+            self.process.stdin.write(request + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # it ended: so do its lines
+        for line in self.process.stdout:
+            if line.startswith(answer + " "):
+                return line[len(answer):].strip()
+            self.pass_on(line)
+        raise Failed(f"the bench ended with {self.process.wait()} on `{request}`")
+
+    def pass_on(self, line):
+        if line.strip():
+            self.say(line.rstrip())
+
+    def problem(self, m, n, k):
+        """Sets of operands, the plan's formulation, and the ways."""
+        sets, plan, *ways = self.ask(f"problem {m} {n} {k}", "ready").split(" | ")
+        return int(sets), plan, ways
+
+    def time(self, ways, calls, cadence):
+        _, launches, warm_up = CADENCES[cadence]
+        times = self.ask(f"time {cadence} {calls} {launches} {warm_up} {','.join(map(str, ways))}", "times").split()
+        return [float(us) for us in times]
+
+    def stop(self):
+        try:
+            self.process.stdin.close()
+        except OSError:
+            pass
+        for line in self.process.stdout:
+            self.pass_on(line)
+        self.process.stdout.close()
+        self.process.wait()
+
+
+class DeepGemm:
+    """The other side."""
+
+    def __init__(self):
+        self.shape, self.weights = None, []
+
+    def problem(self, m, n, k, sets):
+        """Prepares this product and returns the error of one call."""
+        import torch
+        self.xs = self.ds = None
+        if self.shape != (n, k):
+            self.weights = []
+            torch.cuda.empty_cache()
+        self.shape = n, k
+        while len(self.weights) < sets:
+            self.weights.append(weight(n, k))
+        self.xs = [tokens(m, k) for _ in range(sets)]
+        self.ds = [torch.zeros(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
+        self.call(0)
+        error = error_of(self.xs[0], self.weights[0], self.ds[0])
+        # Half a unit of BF16 is 4e-3 of a number.
+        if not error < 1e-2:
+            raise Failed(f"wrong by {error:.1e}")
+        return error
+
+    def call(self, i):
+        import deep_gemm
+        i %= len(self.xs)
+        deep_gemm.fp8_gemm_nt(self.xs[i], self.weights[i], self.ds[i])
+
+    def time(self, calls, cadence):
+        return time_of(self.call, calls, cadence)
+
+
+def tokens(m, k):
     import torch, deep_gemm
-
-    def tokens():
-        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-        groups = x.view(m, k // 128, 128).float()
-        scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
-        codes = (groups / scale).to(torch.float8_e4m3fn).view(m, k)
-        return codes, deep_gemm.get_mn_major_tma_aligned_tensor(scale.squeeze(-1))
-
-    def weight():
-        tall = -(-n // 128)  # tiles, of which the last may lack rows
-        w = torch.zeros(tall * 128, k, device="cuda", dtype=torch.bfloat16)
-        w[:n] = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
-        w = w.view(tall, 128, k // 128, 128)
-        codes = torch.empty_like(w, dtype=torch.float8_e4m3fn)
-        scales = torch.empty(tall, k // 128, device="cuda")
-        for i in range(0, tall, 64):  # as FP32, a part at a time
-            part = w[i:i + 64].float()
-            scale = part.abs().amax((1, 3), keepdim=True).clamp(min=1e-4) / 448
-            codes[i:i + 64] = (part / scale).to(torch.float8_e4m3fn)
-            scales[i:i + 64] = scale.view(-1, k // 128)
-        return codes.view(-1, k)[:n], scales
-
-    return [tokens() for _ in range(sets)], weights or [weight() for _ in range(sets)]
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    groups = x.view(m, k // 128, 128).float()
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
+    codes = (groups / scale).to(torch.float8_e4m3fn).view(m, k)
+    return codes, deep_gemm.get_mn_major_tma_aligned_tensor(scale.squeeze(-1))
 
 
-def sets_of(m, n, k):
-    return max(2, min(64, -(-3 * L2 // (m * k + n * k + 2 * m * n))))
+def weight(n, k):
+    import torch
+    tall = -(-n // 128)  # tiles, of which the last may lack rows
+    w = torch.zeros(tall * 128, k, device="cuda", dtype=torch.bfloat16)
+    w[:n] = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+    w = w.view(tall, 128, k // 128, 128)
+    codes = torch.empty_like(w, dtype=torch.float8_e4m3fn)
+    scales = torch.empty(tall, k // 128, device="cuda")
+    for i in range(0, tall, 64):  # as FP32, a part at a time
+        part = w[i:i + 64].float()
+        scale = part.abs().amax((1, 3), keepdim=True).clamp(min=1e-4) / 448
+        codes[i:i + 64] = (part / scale).to(torch.float8_e4m3fn)
+        scales[i:i + 64] = scale.view(-1, k // 128)
+    return codes.view(-1, k)[:n], scales
 
 
-def call_of(xs, ws, ds):
-    import deep_gemm
-    return lambda i: deep_gemm.fp8_gemm_nt(xs[i % len(xs)], ws[i % len(xs)], ds[i % len(xs)])
-
-
-def prewarm(part, shapes, asked):
+def prewarm(part, problems):
     """Every kernel of this part of all problems: one call of each."""
     import torch
-    problems = [(m, n, k) for n, k in shapes for m in rows_of(asked, n, k)]
     for m, n, k in problems[part::WORKERS]:
-        xs, ws = operands(m, n, k, 1)
-        call_of(xs, ws, [torch.empty(m, n, device="cuda", dtype=torch.bfloat16)])(0)
+        side = DeepGemm()
+        side.problem(m, n, k, 1)
         torch.cuda.synchronize()
-        del xs, ws
+        del side
         torch.cuda.empty_cache()
 
 
@@ -109,20 +219,21 @@ def error_of(x, w, d):
     return ((exact - d[rows, cols].float()).abs().max() / exact.abs().max()).item()
 
 
-def time_of(call, sets, cadence):
-    """As Timing of the crate: see its docs. Microseconds of a call."""
+def time_of(call, calls, cadence):
+    """Microseconds of a call, as Timing of the crate: see its docs."""
     import torch
-    calls, launches = {"pauses": (2, 7), "sustained": (12, 9)}[cadence]
-    calls = -(-max(calls, sets) // sets) * sets
+    _, launches, warm_up = CADENCES[cadence]
     small = torch.zeros(1 << 16, device="cuda", dtype=torch.uint8)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
 
     def graph_of(count, work):
+        # Not by torch.cuda.graph, which collects garbage first: the GPU would idle.
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for i in range(count):
-                work(i)
+        graph.capture_begin()
+        for i in range(count):
+            work(i)
+        graph.capture_end()
         return graph
 
     with torch.cuda.stream(stream):
@@ -144,19 +255,15 @@ def time_of(call, sets, cadence):
             events[1].synchronize()
             return events[0].elapsed_time(events[1]) * 1e3
 
-        us(launch(True))
-        rounds = min(math.ceil(300 / us(launch(True))), 1024 // calls)
-        if rounds > 1:
-            calls *= rounds
-            graph = graph_of(calls, call)
-
         def paused():
             time_ = us(launch(True))
             time.sleep(max(2e-3, 4e-6 * time_))
             return time_
 
+        us(launch(True))
+        us(launch(True))
         begin = time.time()
-        while time.time() - begin < 0.1:
+        while time.time() - begin < warm_up / 1e3:
             if cadence == "pauses":
                 paused()
             else:
@@ -167,61 +274,130 @@ def time_of(call, sets, cadence):
             lead.replay()
             times = [us(events) for events in [launch(False) for _ in range(launches)]]
         torch.cuda.synchronize()
-    return sorted(times)[launches // 2] / calls
+    return statistics.median(times) / calls
 
 
-def measure(n, k, asked, clock):
-    import torch
-    all_rows = rows_of(asked, n, k)
-    weights = operands(128, n, k, sets_of(min(all_rows), n, k))[1]
-    for m in all_rows:
-        sets = min(sets_of(m, n, k), len(weights))
-        xs, ws = operands(m, n, k, sets, weights)
-        ds = [torch.zeros(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
-        call = call_of(xs, ws, ds)
-        call(0)
-        error = error_of(xs[0], ws[0], ds[0])
-        for cadence in ("pauses", "sustained"):
+def rounds_of(cadence, calls, ways, plan, bench, deepgemm, rounds):
+    """Turns of all sides, round after round: {side: [(microseconds, start, end)]}. `ways` are names by number; no DeepGEMM where that failed."""
+    sides = ["deepgemm"] * (deepgemm is not None) + list(ways.values())
+    number = {name: way for way, name in ways.items()}
+    turns = {side: [] for side in sides}
+    for i in range(rounds):
+        least = min((turns[side][0][0] for side in LIBRARY if turns.get(side)), default=math.inf)
+        for side in sides if i % 2 == 0 else sides[::-1]:
+            if i and side in LIBRARY and side != plan and turns[side][0][0] > BEHIND * least:
+                continue
             start = time.time()
-            us = time_of(call, sets, cadence)
-            print(f"| {m} | {n} | {k} | {cadence} | deepgemm {us:.2f} | error {error:.1e} | {clock.since(start)} |", flush=True)
-        del xs, ws, ds
-    del weights
-    torch.cuda.empty_cache()
+            us = deepgemm.time(calls, cadence) if side == "deepgemm" else bench.time([number[side]], calls, cadence)[0]
+            turns[side].append((us, start, time.time()))
+    return turns
 
 
-def summary(lines):
-    """Shares of DeepGEMM's time and of cuBLASLt's best, by the classes of the project's targets."""
+def line_of(problem, cadence, turns, plan, error, clock):
+    """The line of the record. `summary` reads its beginning."""
+    median = {side: statistics.median(us for us, *_ in seen) for side, seen in turns.items()}
+    best = min((us for side, us in median.items() if side in LIBRARY), default=math.nan)
+    ratios = f"cuBLASLt / plan {best / median[plan]:.3f}"
+    if "deepgemm" in median:
+        ratios = f"plan / DeepGEMM {median[plan] / median['deepgemm']:.3f}, {ratios}"
+    each = "; ".join(f"{side} " + " ".join(f"{us:.2f}" for us, *_ in seen) for side, seen in turns.items())
+    clocks = "; ".join(f"{side} {clock.during([turn[1:] for turn in turns[side]])}" for side in ("deepgemm", plan) if side in turns)
+    times = ", ".join(f"{side} {us:.2f}" for side, us in median.items())
+    error = f"error {error:.1e}" if error is not None else "no DeepGEMM"
+    return f"| {' | '.join(map(str, problem))} | {cadence} | {times} | plan {plan} | {ratios} | {each} | {clocks} | {error} |"
+
+
+def measure(problem, bench, deepgemm, clock, rounds, say):
+    """Lines of one problem; whether both sides were there."""
+    sets, plan, names = bench.problem(*problem)
+    formulations = {i: name for i, name in enumerate(names) if " " not in name}
+    error = None
+    try:
+        error = deepgemm.problem(*problem, sets)
+    except Exception as failure:
+        say(f"# DeepGEMM {problem}: {type(failure).__name__}: {str(failure)[:300]}")
+    for cadence in CADENCES:
+        calls = calls_of(*problem, sets, cadence)
+        turns = rounds_of(cadence, calls, formulations, plan, bench, deepgemm if error is not None else None, rounds)
+        say(line_of(problem, cadence, turns, plan, error, clock))
+    configs = [i for i, name in enumerate(names) if name.startswith("sm90")]
+    if len(configs) > 1:
+        times = bench.time(configs, calls_of(*problem, sets, "pauses"), "pauses")
+        say(f"| {' | '.join(map(str, problem))} | configurations | {', '.join(f'{names[i]} {us:.2f}' for i, us in zip(configs, times))} |")
+    return error is not None
+
+
+def read(lines):
+    """{((m, n, k), cadence): {side: microseconds}}, of lines of either form; `plan` has the time of the plan's formulation."""
     times = {}
     for line in lines:
         found = re.match(r"\| (\d+) \| (\d+) \| (\d+) \| (pauses|sustained) \| ([^|]*) \|(?: plan (\S+) \|)?", line)
         if not found:
             continue
-        cell = tuple(int(x) for x in found.groups()[:3])
-        ways = times.setdefault((cell, found[4]), {})
+        problem = tuple(int(x) for x in found.groups()[:3])
+        ways = times.setdefault((problem, found[4]), {})
         for way in found[5].split(", "):
             name, us = way.rsplit(" ", 1)
             ways[name] = float(us)
         if found[6]:
             ways["plan"] = ways[found[6]]
-    classes = [("all", lambda m, n, k: True), ("k >= 7168, m >= 1024", lambda m, n, k: k >= 7168 and m >= 1024), ("k <= 2048", lambda m, n, k: k <= 2048), ("m <= 512", lambda m, n, k: m <= 512)]
-    library = ("native", "repeated-scales")
-    print("\n## Share of DeepGEMM's time, and of cuBLASLt's best formulation\n| class | cadence | cells | plan / DeepGEMM | sm90 / DeepGEMM | plan / cuBLASLt |\n|---|---|---|---|---|---|")
+    return times
+
+
+def library_of(ways):
+    return min((us for name, us in ways.items() if name in LIBRARY), default=math.nan)
+
+
+def summary(lines, say=print):
+    """Shares of DeepGEMM's time and of cuBLASLt's best, by the classes of the project's targets; landmarks; every problem."""
+    whole = {key: ways for key, ways in read(lines).items() if "deepgemm" in ways and "plan" in ways}
+    published = lambda problem: problem[1:] in SHAPES and problem[0] in ROWS
     mean = lambda values: f"{math.exp(sum(map(math.log, values)) / len(values)):.3f}" if values else "-"
-    whole = {key: ways for key, ways in times.items() if "deepgemm" in ways and "plan" in ways}
-    best = lambda ways: min(us for name, us in ways.items() if name in library)
-    for name, inside in classes:
-        for cadence in ("pauses", "sustained"):
-            cells = [ways for (cell, c), ways in whole.items() if c == cadence and inside(*cell)]
-            beside = lambda who, other: mean([ways[who] / other(ways) for ways in cells if who in ways])
-            dg = lambda ways: ways["deepgemm"]
-            print(f"| {name} | {cadence} | {len(cells)} | {beside('plan', dg)} | {beside('sm90', dg)} | {beside('plan', best)} |")
-    print("\n| m | n | k | cadence | plan, us | / DeepGEMM | / cuBLASLt | sm90 / DeepGEMM | best of ours and cuBLASLt / DeepGEMM |\n|---|---|---|---|---|---|---|---|---|")
-    rows = sorted(whole.items(), key=lambda item: -item[1]["plan"] / min(item[1]["deepgemm"], best(item[1])))
-    for (cell, cadence), ways in rows:
-        dg = ways["deepgemm"]
-        least = min(us for name, us in ways.items() if name not in ("plan", "deepgemm"))
-        print(f"| {cell[0]} | {cell[1]} | {cell[2]} | {cadence} | {ways['plan']:.2f} | {ways['plan'] / dg:.3f} | {ways['plan'] / best(ways):.3f} | {ways.get('sm90', math.nan) / dg:.3f} | {least / dg:.3f} |")
+    better = lambda ways: min(us for us in (ways["deepgemm"], library_of(ways)) if not math.isnan(us))
+    say("\n## Share of DeepGEMM's time, and of cuBLASLt's best formulation: geometric means\n| class | cadence | problems | plan / DeepGEMM | asked | sm90 / DeepGEMM | cuBLASLt / plan | plan above 1.03 of the better of both "
+        "| plan above 1.01 of cuBLASLt |\n|---|---|---|---|---|---|---|---|---|")
+    for name, inside, asked in CLASSES:
+        for cadence in CADENCES:
+            cells = [ways for (problem, c), ways in whole.items() if c == cadence and published(problem) and inside(*problem)]
+            with_library = [ways for ways in cells if not math.isnan(library_of(ways))]
+            say(f"| {name} | {cadence} | {len(cells)} | {mean([w['plan'] / w['deepgemm'] for w in cells])} | {asked} | {mean([w['sm90'] / w['deepgemm'] for w in cells if 'sm90' in w])} "
+                f"| {mean([library_of(w) / w['plan'] for w in with_library])} | {sum(w['plan'] > 1.03 * better(w) for w in cells)} | {sum(w['plan'] > 1.01 * library_of(w) for w in with_library)} |")
+    landmarks = [(problem, whole[problem, "pauses"]) for problem in LANDMARKS if (problem, "pauses") in whole]
+    if landmarks:
+        say("\n| landmark, with pauses | plan, us | asked | DeepGEMM, us | it was | plan / DeepGEMM |\n|---|---|---|---|---|---|")
+        for problem, ways in landmarks:
+            asked, was = LANDMARKS[problem]
+            say(f"| {' x '.join(map(str, problem))} | {ways['plan']:.2f} | {asked} | {ways['deepgemm']:.2f} | {was} | {ways['plan'] / ways['deepgemm']:.3f} |")
+    say("\n| m | n | k | cadence | plan, us | / DeepGEMM | cuBLASLt / plan | sm90 / DeepGEMM | best of ours and cuBLASLt / DeepGEMM |\n|---|---|---|---|---|---|---|---|---|")
+    for (problem, cadence), ways in sorted(whole.items(), key=lambda item: -item[1]["plan"] / better(item[1])):
+        least = min(us for name, us in ways.items() if name != "deepgemm" and " " not in name)
+        say(f"| {' | '.join(map(str, problem))} | {cadence} | {ways['plan']:.2f} | {ways['plan'] / ways['deepgemm']:.3f} | {library_of(ways) / ways['plan']:.3f} | {ways.get('sm90', math.nan) / ways['deepgemm']:.3f} "
+            f"| {least / ways['deepgemm']:.3f} |")
+
+
+def compare(problems, start_bench, deepgemm, clock, seconds, rounds, begin, say):
+    """Lines of all problems while there is time; how many lack a side."""
+    bench, failures, in_a_row = None, 0, 0
+    for i, problem in enumerate(problems):
+        if time.time() - begin > seconds:
+            say(f"# no time for {problems[i:]}")
+            break
+        bench = bench or start_bench()
+        try:
+            failures += not measure(problem, bench, deepgemm, clock, rounds, say)
+            in_a_row = 0
+        except Exception as failure:
+            say(f"# {problem}: {type(failure).__name__}: {str(failure)[:300]}")
+            bench.stop()
+            bench, failures, in_a_row = None, failures + 1, in_a_row + 1
+            if in_a_row == 3:
+                say("# three failures one after the other: no more is tried")
+                break
+        if i + 1 == len(problems) or problems[i + 1][1:] != problem[1:]:
+            say(f"# {problem[1]}x{problem[2]}: {time.time() - begin:.0f} s")
+    if bench:
+        bench.stop()
+    return failures
 
 
 def main():
@@ -230,46 +406,39 @@ def main():
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--shapes")
     parser.add_argument("--rows")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--configs")
     parser.add_argument("--prewarm", type=int)
     parser.add_argument("--summary")
     args = parser.parse_args()
     if args.summary:
-        return summary(open(args.summary))
-    shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",")] if args.shapes else SHAPES
-    asked = [int(m) for m in args.rows.split(",")] if args.rows else ROWS
+        with open(args.summary) as record:
+            return summary(record)
+    shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",")] if args.shapes else None
+    problems = problems_of(shapes, [int(m) for m in args.rows.split(",")] if args.rows else None)
     if args.prewarm is not None:
-        return prewarm(args.prewarm, shapes, asked)
+        return prewarm(args.prewarm, problems)
+    if not args.bench:
+        parser.error("BENCH or --summary RECORD")
     begin = time.time()
     passed = [word for option, value in (("--shapes", args.shapes), ("--rows", args.rows)) if value for word in (option, value)]
     workers = [subprocess.Popen([sys.executable, __file__, "--prewarm", str(i), *passed], stderr=subprocess.PIPE, text=True) for i in range(WORKERS)]
-    for worker in workers:
-        error = worker.communicate()[1]
-        if worker.returncode:
-            print("# prewarm:", error.strip().splitlines()[-1][:300] if error.strip() else worker.returncode)
+    said = [(worker.communicate()[1].strip() or "nothing").splitlines()[-1][:300] for worker in workers]
+    for error in {error for error, worker in zip(said, workers) if worker.returncode}:
+        print("# prewarm:", error)
     print(f"# DeepGEMM's kernels compiled after {time.time() - begin:.0f} s", flush=True)
-    clock = Clock()
-    seen = []
-    for n, k in shapes:
-        if time.time() - begin > args.seconds:
-            print(f"# no time for {n}x{k}", flush=True)
-            continue
-        try:
-            measure(n, k, asked, clock)
-        except Exception as error:
-            print(f"# DeepGEMM {n}x{k}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-        rows = ",".join(str(m) for m in rows_of(asked, n, k))
-        environment = dict(os.environ, SCALED_GEMM_SHAPES=f"{n}x{k}", SCALED_GEMM_ROWS=rows, **({"SCALED_GEMM_CONFIGS": args.configs} if args.configs else {}))
-        ours = subprocess.run([args.bench, "--bench"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        # The head once.
-        for line in ours.stdout.splitlines():
-            if line.strip() and not (seen and line in seen):
-                print(line, flush=True)
-        seen = seen or [line for line in ours.stdout.splitlines() if not line.startswith("|")]
-        print(f"# {n}x{k}: {time.time() - begin:.0f} s", flush=True)
-    if clock.process:
-        clock.process.terminate()
+    clock, lines = Clock(), []
+
+    def say(line):
+        lines.append(line)
+        print(line, flush=True)
+
+    say(f"# {args.rounds} rounds of turns; clocks: {clock.what}")
+    failures = compare(problems, lambda: Bench(args.bench, args.configs, say), DeepGemm(), clock, args.seconds, args.rounds, begin, say)
+    clock.stop()
+    summary(lines)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

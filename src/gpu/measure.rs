@@ -45,6 +45,8 @@ pub struct Timing {
     /// One call a graph, and the L2 cache overwritten before each: for operands of which there is only one set. What was
     /// overwritten is written back while the call runs, some microseconds that are the same for every competitor.
     pub flush: bool,
+    /// How long untimed turns go on first.
+    warm_up: Duration,
     /// What is timed borrows cudarc slices ([`Timing::borrowing`]).
     borrows: bool,
     /// From this competitor on, graphs are captured in a scope of [`Handle::chain`].
@@ -67,6 +69,7 @@ impl Timing {
         calls: 4,
         launches: 11,
         flush: false,
+        warm_up: WARM_UP,
         borrows: false,
         chained_from: usize::MAX,
     };
@@ -94,6 +97,11 @@ impl Timing {
     /// The same with this many calls in a graph, at least.
     pub const fn with_calls(self, calls: usize) -> Self {
         Self { calls, ..self }
+    }
+
+    /// The same with untimed turns for this long first: less where the GPU comes from work of the same kind.
+    pub const fn with_warm_up(self, warm_up: Duration) -> Self {
+        Self { warm_up, ..self }
     }
 
     /// The same with one call a graph, and the L2 cache overwritten before each.
@@ -128,7 +136,7 @@ impl Timing {
 
     /// The times of one call of each competitor; `enqueue(who, i)` puts call `i` of competitor `who` on the stream.
     ///
-    /// Captures a graph for each, warms up for 100 ms, then launches the graphs in turns. Allocates and waits: when it
+    /// Captures a graph for each, warms up for 100 ms ([`Timing::with_warm_up`]), then launches the graphs in turns. Allocates and waits: when it
     /// returns, with an error too, no work of it is left, so what `enqueue` borrows may go. Operands lie in this crate's memory, or
     /// else [`Timing::borrowing`] has the caller's promise.
     ///
@@ -157,7 +165,7 @@ impl Timing {
             .map(|who| self.runner(handle, &lead, who >= self.chained_from, &mut |call| enqueue(who, call)))
             .collect::<Result<_>>()?;
         let warm_up = Instant::now();
-        while warm_up.elapsed() < WARM_UP && !runners.is_empty() {
+        while warm_up.elapsed() < self.warm_up && !runners.is_empty() {
             self.turn(handle, &lead, &runners)?;
             handle.synchronize()?;
         }
