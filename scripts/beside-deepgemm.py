@@ -15,7 +15,7 @@ one after the first round has that round alone. With --configs the configuration
 Clock and power are nvidia-smi's during the last two thirds of a side's turns, each the median. After S seconds no new problem begins. The summary ends the record, and is made again by --summary, of
 records from before there were turns as well (until 2026-11-26; there DeepGEMM's times of an (n, k) came first, from a cooler GPU). The exit code is 1 where a side failed."""
 
-import argparse, math, os, re, statistics, subprocess, sys, threading, time
+import argparse, gc, math, os, re, statistics, subprocess, sys, threading, time
 
 SHAPES = [(4096, 7168), (24576, 1536), (7168, 2048), (7168, 16384), (2112, 7168), (576, 7168), (32768, 512), (8192, 8192), (10240, 8192), (1536, 2048),
           (2048, 768), (5120, 8192), (10240, 5120), (5120, 25600), (8192, 28672), (51200, 5120), (57344, 8192)]
@@ -213,9 +213,9 @@ def error_of(x, w, d):
     """Of some rows and columns, relative to the largest."""
     (a, sa), (b, sb) = x, w
     rows, cols, k = slice(0, 64), slice(0, 128), a.shape[1]
-    a = a[rows].float().view(64, k // 128, 128) * sa[rows].float().unsqueeze(-1)
-    b = b[cols].float().view(128, k // 128, 128) * sb[0].view(1, -1, 1)
-    exact = a.reshape(64, k) @ b.reshape(128, k).t()
+    a = a[rows].float().view(-1, k // 128, 128) * sa[rows].float().unsqueeze(-1)
+    b = b[cols].float().view(-1, k // 128, 128) * sb[0].view(1, -1, 1)
+    exact = a.reshape(-1, k) @ b.reshape(-1, k).t()
     return ((exact - d[rows, cols].float()).abs().max() / exact.abs().max()).item()
 
 
@@ -228,12 +228,16 @@ def time_of(call, calls, cadence):
     torch.cuda.synchronize()
 
     def graph_of(count, work):
-        # Not by torch.cuda.graph, which collects garbage first: the GPU would idle.
+        # Not by torch.cuda.graph, which collects garbage first: the GPU would idle. Nor during it, since a capture forbids what frees memory.
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        for i in range(count):
-            work(i)
-        graph.capture_end()
+        gc.disable()
+        try:
+            graph.capture_begin()
+            for i in range(count):
+                work(i)
+            graph.capture_end()
+        finally:
+            gc.enable()
         return graph
 
     with torch.cuda.stream(stream):
