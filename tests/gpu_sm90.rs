@@ -286,7 +286,7 @@ fn any_number_of_groups() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(153);
     let (n, k) = (128, 272);
-    for groups in [1, 2, 33, 70, 257] {
+    for groups in [1, 2, 33, 70, 257, 1000] {
         let mut places = Vec::new();
         let mut at = 0;
         for g in 0..groups as i64 {

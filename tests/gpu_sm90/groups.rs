@@ -78,6 +78,27 @@ fn groups_are_what_each_is_alone_with_two_vectors_of_scales() {
     check_many(&handle, &mut rng, VECTOR_PAIR, &COMMON);
 }
 
+/// Of every pair that one launch serves.
+#[test]
+fn explain_says_the_way_its_memory_and_why() {
+    let Some(handle) = hopper() else { return };
+    let (counts, mut buffer) = (numbers(&handle, &[1, 1]), poisoned(&handle, 1 << 20));
+    for (of_a, of_b) in [(VEC, BLK), VECTOR_PAIR, ROW_PAIR, TENSOR_PAIR] {
+        let [a, b] = [of_a, of_b].map(|scheme| QuantMatrix::zeros(&handle, scheme, 256, 128).unwrap());
+        for config in COMMON {
+            let rows = GroupedRows::Masked { slot_rows: 128, counts: (&counts).into() };
+            let d = MatMut::new(&mut buffer, DType::Bf16, 256, 128).unwrap();
+            let text = GroupedGemmArgs::new(&a, &b, 2, rows, d).config(config).explain(&handle).unwrap();
+            let what = format!("2 groups of {of_a} x {of_b}, n = 128, k = 128");
+            let way = format!("one launch of {config}, ");
+            let why = "because our kernels for sm_90 serve this pair";
+            for words in [&what[..], &way, "no scratch memory", "empty groups take no time", why] {
+                assert!(text.contains(words), "{words:?} in {text}");
+            }
+        }
+    }
+}
+
 #[test]
 fn grouped_refusals_name_operand_numbers_and_rule() {
     let Some(handle) = hopper() else { return };
