@@ -181,7 +181,8 @@ impl CastKernels {
             },
             CastValues::Coded { scheme, .. } if !few && lies_flat(scheme, from.cols) => {
                 let of_e2m1 = scheme.format() == CodeFormat::E2M1;
-                let steps = (to_e2m1 && !of_e2m1 && part == CastPart::Both).then(|| self.steps(scheme, to.scheme)).flatten();
+                let steps =
+                    (to_e2m1 && !of_e2m1 && part == CastPart::Both).then(|| self.steps(scheme, to.scheme)).flatten();
                 let kernel = steps.unwrap_or(self.flat[usize::from(to_e2m1)][usize::from(of_e2m1)]);
                 (kernel, if to_e2m1 || of_e2m1 { 64 } else { 32 })
             }
