@@ -330,7 +330,7 @@ def coded(bench, rows, cols, small, back=True):
             old = few(f"cast_groups_few_{source}", rows, cols) if small else line(f"cast_groups_{name}_{source}", rows, cols, 64)
             kernels = [old] if small else [flat(f"cast_groups_flat_{name}_{source}", rows, cols, 64 if "e2m1" in (source, name) else 32), old]
             if not small and (source, to) == ("e4m3", E2M1):
-                kernels = [flat(f"cast_steps_{groups[1]}_e4m3", rows, cols, 64), *kernels]
+                kernels = [capped(flat(f"cast_steps_ahead_{groups[1]}_e4m3", rows, cols, 64)), flat(f"cast_steps_{groups[1]}_e4m3", rows, cols, 64), *kernels]
             label = f"1x{1 << groups[1]}"
         bench.case(f"{source} 1x{1 << of_shift} to {name} {label}", o, to, groups, kernels, copy, of_shift=of_shift)
     if not back:

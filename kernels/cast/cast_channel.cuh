@@ -42,7 +42,7 @@ template <u32 OF> struct ChannelShared {
 // from E4M3 to E4M3 128x1 at 4096 x 7168; observed: H200, 2026-11). A block takes tile after tile, of which the next is on its way to shared memory while maxima meet and
 // codes are made: each thread reads what it asked for itself.
 template <u32 OF, u32 FORMAT>
-__device__ __forceinline__ void cast_channel_tiles(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out, ChannelShared<OF>& shared) {
+__device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out, ChannelShared<OF>& shared) {
     using S = Sixteen<OF, true>;
     constexpr u32 COLS = CHANNEL_COLS, WARPS = CHANNEL_WARPS, HEIGHT = 16;  // HEIGHT: rows of a warp
     constexpr int BYTES = ChannelShared<OF>::BYTES;
@@ -159,11 +159,11 @@ constexpr u32 CHANNEL_BLOCKS = 4;
 #else
 constexpr u32 CHANNEL_BLOCKS = 2;
 #endif
-#define CAST_CHANNEL_TILES(name, OF)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(256, CHANNEL_BLOCKS) cast_channel_tiles_##name(                           \
+#define CAST_CHANNEL_WIDE(name, OF)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256, CHANNEL_BLOCKS) cast_channel_wide_##name(                           \
         CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
     {                                                                                                                     \
         __shared__ ChannelShared<OF> shared;                                                                              \
-        if (rule.format == E4M3) cast_channel_tiles<OF, E4M3>(source, rows, cols, rule, out, shared);                      \
-        else cast_channel_tiles<OF, E2M1>(source, rows, cols, rule, out, shared);                                               \
+        if (rule.format == E4M3) cast_channel_wide<OF, E4M3>(source, rows, cols, rule, out, shared);                      \
+        else cast_channel_wide<OF, E2M1>(source, rows, cols, rule, out, shared);                                               \
     }

@@ -35,7 +35,7 @@ pub(super) struct CastKernels {
     tile: BySource,
     channel: BySource,
     /// Per channel, not transposed, of codes whose scales are FP32 and no channel's own: of E4M3 and of E2M1.
-    channel_tiles: [Kernel; 2],
+    channel_wide: [Kernel; 2],
     /// E4M3, E2M1.
     back: [ByInput; 2],
     back_transposed: [ByInput; 2],
@@ -130,7 +130,7 @@ impl CastKernels {
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::with_channels(tile, "cast_tile")?,
             channel: BySource::with_channels(tile, "cast_channel")?,
-            channel_tiles: [tile.kernel("cast_channel_tiles_e4m3")?, tile.kernel("cast_channel_tiles_e2m1")?],
+            channel_wide: [tile.kernel("cast_channel_wide_e4m3")?, tile.kernel("cast_channel_wide_e2m1")?],
             back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
             back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
             fp4_to_fp8: [(back.kernel("fp4_to_fp8_1")?, 2), (back.kernel("fp4_to_fp8_4")?, 8)],
@@ -210,7 +210,7 @@ impl CastKernels {
     fn of_channels(&self, from: &CastFrom<'_>, to: &CastTo<'_>) -> Result<Kernel> {
         match from.values {
             CastValues::Coded { scheme, .. } if is_cast_by_sixteen(from, to) => {
-                Ok(self.channel_tiles[usize::from(scheme.format() == CodeFormat::E2M1)])
+                Ok(self.channel_wide[usize::from(scheme.format() == CodeFormat::E2M1)])
             }
             _ => self.channel.kernel(from),
         }
@@ -226,7 +226,7 @@ impl CastKernels {
     }
 }
 
-/// Whether a cast per channel is that of `cast_channel_tiles_*`: of codes whose scales are FP32 and no channel's own, in their order.
+/// Whether a cast per channel is that of `cast_channel_wide_*`: of codes whose scales are FP32 and no channel's own, in their order.
 fn is_cast_by_sixteen(from: &CastFrom<'_>, to: &CastTo<'_>) -> bool {
     let CastValues::Coded { scheme, .. } = from.values else { return false };
     let scales = !is_channel(scheme) && scheme.scales() != CastScales::Ue8m0;
@@ -253,7 +253,7 @@ fn check_fp4_to_fp8(from: &CastFrom<'_>, to: &CastTo<'_>, inexact: Option<&Span<
 /// Elements of a matrix that is one row, at the most: kernels count them in 32 bits.
 const FLAT: usize = 1 << 31;
 
-/// Blocks of `cast_channel_tiles_*` that a multiprocessor has at once, as `kernels/cast/cast_channel.cuh` has them on sm_90.
+/// Blocks of `cast_channel_wide_*` that a multiprocessor has at once, as `kernels/cast/cast_channel.cuh` has them on sm_90.
 const CHANNEL_BLOCKS: usize = 4;
 
 /// Columns of a row that `cast_row_wide_*` holds.
