@@ -139,26 +139,7 @@ fn codes_to_codes() {
     }
 }
 
-/// Codes per channel in more tiles of 128 x 128 than run at once, so that blocks go on to others: all parts of casts, with tiles that end within the matrix.
-#[test]
-fn more_channels_than_blocks() {
-    let Some(handle) = handle() else { return };
-    let (rows, cols) = (1153, 9232);
-    let (mut rng, mut turns) = (Noise::new(934), InTurns::default());
-    let x = tall_of_kind(&mut rng, "nan", rows, cols, DType::Bf16);
-    let per_channel: Vec<_> = schemes(rows).into_iter().filter(|scheme| scheme.group().is_per_channel()).collect();
-    for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
-        let q = reference::cast(&x.view().into(), CastRecipe::new(scheme(format, CastGroup::Group1x16))).unwrap();
-        let coded = CastMatrix::from_host(&handle, &q).unwrap();
-        let context = format!("{format} codes per channel, {rows} x {cols}");
-        for recipe in turns.some(&per_channel, 4).into_iter().map(CastRecipe::new) {
-            check_cast(&handle, (&coded).into(), &(&q).into(), recipe, &context);
-        }
-        check_parts_of(&handle, &mut rng, &|| (&coded).into(), &(&q).into(), &turns.some(&per_channel, 2), &context);
-    }
-}
-
-/// E4M3 codes to E2M1 in groups of 32 columns and more, which are found by thresholds (`kernels/cast/cast_steps.cuh`): below each largest code of a group all that are
+/// E4M3 codes to E2M1 in groups of 32 columns and more, which are found by thresholds (`kernels/cast/thresholds.cuh`): below each largest code of a group all that are
 /// smaller, under scales of which many make ties, and such as thresholds do not serve; least amax that count, and powers of two as well.
 #[test]
 fn every_code_below_every_largest() {

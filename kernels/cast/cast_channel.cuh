@@ -3,155 +3,115 @@
 #pragma once
 #include "cast/maximum.cuh"
 
-template <u32 FORMAT, bool BOUNDED, class DATA>
-__device__ __forceinline__ void write_channels(const DATA& data, const float (&encode)[16], u32 row, u32 col, u32 rows, u32 cols, const CastOut& out) {
+template <u32 FORMAT, bool BOUNDED, class S>
+__device__ __forceinline__ void write_channels(const S (&data)[4], const float (&encode)[16], u32 row, u32 col, u32 rows, u32 cols, const CastOut& out) {
     const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
     const float first[8] = {encode[0], encode[1], encode[2], encode[3], encode[4], encode[5], encode[6], encode[7]};
     const float second[8] = {encode[8], encode[9], encode[10], encode[11], encode[12], encode[13], encode[14], encode[15]};
     u8* codes = once(out.codes + bytes((u64)row * cols + col));
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        auto of_row = data(r);
-        of_row.forget();
-        const auto piece = both(codes_of<FORMAT, BOUNDED>(of_row.half(0), first), codes_of<FORMAT, BOUNDED>(of_row.half(1), second));
+        const auto piece = both(codes_of<FORMAT, BOUNDED>(data[r].half(0), first), codes_of<FORMAT, BOUNDED>(data[r].half(1), second));
         if (row + r < rows) store_piece(codes, piece);
         codes += bytes(cols);
     }
 }
 
-// Asks for some bytes of global memory to be written to shared memory, zeros where they are not `wanted`.
-template <int BYTES> __device__ __forceinline__ void fetch_to_shared(void* to, const void* from, bool wanted) {
-    const u32 at = (u32)__cvta_generic_to_shared(to), bytes = wanted ? BYTES : 0;
-    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void wait_for_fetched() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-constexpr u32 CHANNEL_COLS = 128, CHANNEL_WARPS = 8;
-// What a block has, whatever it casts to. Patterns of maxima by warp and column, then factors by group and column, of which what sixteen columns have is apart, so that no bank is met
-// twice; then two tiles, of which one is on its way, by row of a thread.
-template <u32 OF> struct ChannelShared {
-    static constexpr int BYTES = PackedCodes<OF>::bytes(16);
-    __align__(16) u32 maxima[CHANNEL_WARPS][CHANNEL_COLS];
-    __align__(16) float factors[4][8 * 20];
-    __align__(16) u8 coming[2][4][32 * CHANNEL_WARPS][BYTES];
-    float coming_scales[2][4][32 * CHANNEL_WARPS];
-};
-
 // A block holds 128 x 128 elements, a thread four rows of sixteen: a warp sixteen rows. Four lanes with 32 rows, in blocks of 64 columns, are slower (19.2 us for 18.9
-// from E4M3 to E4M3 128x1 at 4096 x 7168; observed: H200, 2026-11). A block takes tile after tile, of which the next is on its way to shared memory while maxima meet and
-// codes are made: each thread reads what it asked for itself.
+// from E4M3 to E4M3 128x1 at 4096 x 7168; observed: H200, 2026-11).
 template <u32 OF, u32 FORMAT>
-__device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out, ChannelShared<OF>& shared) {
+__device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
     using S = Sixteen<OF, true>;
-    constexpr u32 COLS = CHANNEL_COLS, WARPS = CHANNEL_WARPS, HEIGHT = 16;  // HEIGHT: rows of a warp
-    constexpr int BYTES = ChannelShared<OF>::BYTES;
-    auto& maxima = shared.maxima;
-    auto& factors = shared.factors;
-    auto& coming = shared.coming;
-    auto& coming_scales = shared.coming_scales;
-    const u32 tiles = (cols + COLS - 1) / COLS, count = (rows + 127) / 128 * tiles, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr u32 COLS = 128, WARPS = 8, HEIGHT = 16;  // HEIGHT: rows of a warp
+    // Patterns of maxima by warp and column, then factors by group and column; what sixteen columns have is apart, so that no bank is met twice.
+    __shared__ __align__(16) u32 maxima[WARPS][COLS];
+    __shared__ __align__(16) float factors[4][8 * 20];
+    const u32 tiles = (cols + COLS - 1) / COLS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 tile_row = blockIdx.x / tiles * 128, tile_col = blockIdx.x % tiles * COLS;
+    const u32 row = tile_row + HEIGHT * warp + lane / 8 * 4, col = tile_col + lane % 8 * 16;
     const u32 row_shift = out.grid.row_shift;
-    const auto fetch = [&](u32 tile, u32 stage) {
-        const u32 row = tile / tiles * 128 + HEIGHT * warp + lane / 8 * 4, col = tile % tiles * COLS + lane % 8 * 16;
-        const u32 there = row < rows && col < cols ? rows - row : 0;
-        const u8* codes = once((const u8*)source.x + S::Of::bytes((u64)row * cols + col));
-        const u8* scales = once(source.scales + (u64)(row >> source.grid.row_shift) * source.scale_row + (col >> source.grid.col_shift) * source.scale_right);
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            fetch_to_shared<BYTES>(coming[stage][r][threadIdx.x], r < there ? codes : (const u8*)source.x, r < there);
-            fetch_to_shared<4>(&coming_scales[stage][r][threadIdx.x], r < there ? scales : source.scales, r < there);
-            codes = once(codes + S::Of::bytes(cols));
-            scales = once(scales + source.scale_down);
-        }
-    };
     begin();
-    fetch(blockIdx.x, 0);
-    u32 stage = 0;
-#pragma unroll 1
-    for (u32 tile = blockIdx.x; tile < count; tile += gridDim.x, stage ^= 1) {
-        const u32 tile_row = tile / tiles * 128, tile_col = tile % tiles * COLS;
-        const u32 row = tile_row + HEIGHT * warp + lane / 8 * 4, col = tile_col + lane % 8 * 16;
-        wait_for_fetched();
-        if (tile + gridDim.x < count) fetch(tile + gridDim.x, stage ^ 1);
-        const auto data = [&](int r) {
-            S of_row;
-            of_row.read(coming[stage][r][threadIdx.x], coming_scales[stage][r][threadIdx.x]);
-            return of_row;
-        };
+    S data[4];
+    const u32 there = row < rows && col < cols ? rows - row : 0;
+    const u8* codes = once((const u8*)source.x + S::Of::bytes((u64)row * cols + col));
+    const u8* scales = once(source.scales + (u64)(row >> source.grid.row_shift) * source.scale_row + (col >> source.grid.col_shift) * source.scale_right);
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        data[r].load({codes, scales, 0, 0}, r < there);
+        codes = once(codes + S::Of::bytes(cols));
+        scales = once(scales + source.scale_down);
+    }
 
-        bool clean = false;
-        if (out.part != CODES) {
-            // Patterns of numbers that are not negative order like them; NaN's is above all.
-            u32 m[16];
+    bool clean = false;
+    if (out.part != CODES) {
+        // Patterns of numbers that are not negative order like them; NaN's is above all.
+        u32 m[16];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
 #pragma unroll
             for (int r = 0; r < 4; r += 2) {
-                const S upper_row = data(r), lower_row = data(r + 1);
+                u32 upper[8], lower[8];
+                data[r].half(h).sizes(upper);
+                data[r + 1].half(h).sizes(lower);
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    u32 upper[8], lower[8];
-                    upper_row.half(h).sizes(upper);
-                    lower_row.half(h).sizes(lower);
-#pragma unroll
-                    for (int i = 0; i < 8; i++) m[8 * h + i] = max(r ? max(m[8 * h + i], upper[i]) : upper[i], lower[i]);
-                }
-            }
-            u32 largest = m[0];
-#pragma unroll
-            for (int c = 1; c < 16; c++) largest = max(largest, m[c]);
-            clean = largest <= 0x7F800000u;
-            if (!clean) {
-#pragma unroll
-                for (u32& of_column : m) of_column = 0;
-#pragma unroll 1
-                for (int r = 0; r < 4; r++) {
-                    const S of_row = data(r);
-#pragma unroll
-                    for (int c = 0; c < 16; c++) m[c] = __float_as_uint(fmaxf(__uint_as_float(m[c]), fabsf(of_row.value(c))));
-                }
-            }
-            // The four lanes that have the same columns take four each.
-            exchange<16, 16, 4>(m, [](u32 a, u32 b) { return max(a, b); });
-            *(uint4*)&maxima[warp][lane % 8 * 16 + lane / 8 * 4] = {m[0], m[1], m[2], m[3]};
-            __syncthreads();
-            // Each column's scale is made once for the block.
-            for (u32 i = threadIdx.x; i < COLS << 7 >> row_shift; i += 32 * WARPS) {
-                const u32 group = i / COLS, column = i % COLS;
-                const u32* of_warps = &maxima[(group << row_shift) / HEIGHT][column];
-                u32 of_column = max(of_warps[0], of_warps[COLS]);
-                if (row_shift == 7) {
-#pragma unroll
-                    for (u32 w = 2; w < WARPS; w++) of_column = max(of_column, of_warps[COLS * w]);
-                }
-                const GroupScale s = cast_scale<FORMAT>(rule, __uint_as_float(of_column));
-                factors[group][column / 16 * 20 + column % 16] = s.encode;
-                if (tile_row + (group << row_shift) < rows && tile_col + column < cols)
-                    store_scale(out.grid, out.scales, (tile_row >> row_shift) + group, tile_col + column, s.scale);
-                clean = clean && is_factor(s.encode);
-            }
-            if (out.part == SCALES) {
-                __syncthreads();
-                continue;
-            }
-            if constexpr (FORMAT == E2M1) clean = __syncthreads_and(clean);
-            else __syncthreads();
-        }
-        float encode[16];
-        if (out.part == CODES) {
-#pragma unroll
-            for (int c = 0; c < 16; c++) encode[c] = row < rows && col < cols ? __frcp_rn(load_scale(out.grid, out.scales, row >> row_shift, col + c)) : 0.0f;
-        } else {
-            const float4* of_group = (const float4*)&factors[HEIGHT * warp >> row_shift][lane % 8 * 20];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const float4 four = of_group[k];
-                encode[4 * k] = four.x, encode[4 * k + 1] = four.y, encode[4 * k + 2] = four.z, encode[4 * k + 3] = four.w;
+                for (int i = 0; i < 8; i++) m[8 * h + i] = max(r ? max(m[8 * h + i], upper[i]) : upper[i], lower[i]);
             }
         }
-        if (col >= cols) continue;
-        if (FORMAT == E2M1 && clean) write_channels<FORMAT, true>(data, encode, row, col, rows, cols, out);
-        else write_channels<FORMAT, false>(data, encode, row, col, rows, cols, out);
+        u32 largest = m[0];
+#pragma unroll
+        for (int c = 1; c < 16; c++) largest = max(largest, m[c]);
+        clean = largest <= 0x7F800000u;
+        if (!clean) {
+#pragma unroll
+            for (int r = 0; r < 4; r++) data[r].forget();
+#pragma unroll
+            for (int c = 0; c < 16; c++) {
+                float amax = 0.0f;
+#pragma unroll
+                for (int r = 0; r < 4; r++) amax = fmaxf(amax, fabsf(data[r].value(c)));
+                m[c] = __float_as_uint(amax);
+            }
+        }
+        // The four lanes that have the same columns take four each.
+        exchange<16, 16, 4>(m, [](u32 a, u32 b) { return max(a, b); });
+        *(uint4*)&maxima[warp][lane % 8 * 16 + lane / 8 * 4] = {m[0], m[1], m[2], m[3]};
+        __syncthreads();
+        // Each column's scale is made once for the block.
+        for (u32 i = threadIdx.x; i < COLS << 7 >> row_shift; i += 32 * WARPS) {
+            const u32 group = i / COLS, column = i % COLS;
+            const u32* of_warps = &maxima[(group << row_shift) / HEIGHT][column];
+            u32 of_column = max(of_warps[0], of_warps[COLS]);
+            if (row_shift == 7) {
+#pragma unroll
+                for (u32 w = 2; w < WARPS; w++) of_column = max(of_column, of_warps[COLS * w]);
+            }
+            const GroupScale s = cast_scale<FORMAT>(rule, __uint_as_float(of_column));
+            factors[group][column / 16 * 20 + column % 16] = s.encode;
+            if (tile_row + (group << row_shift) < rows && tile_col + column < cols)
+                store_scale(out.grid, out.scales, (tile_row >> row_shift) + group, tile_col + column, s.scale);
+            clean = clean && is_factor(s.encode);
+        }
+        if (out.part == SCALES) return;
+        if constexpr (FORMAT == E2M1) clean = __syncthreads_and(clean);
+        else __syncthreads();
     }
+    float encode[16];
+    if (out.part == CODES) {
+#pragma unroll
+        for (int c = 0; c < 16; c++) encode[c] = row < rows && col < cols ? __frcp_rn(load_scale(out.grid, out.scales, row >> row_shift, col + c)) : 0.0f;
+    } else {
+        const float4* of_group = (const float4*)&factors[HEIGHT * warp >> row_shift][lane % 8 * 20];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float4 four = of_group[k];
+            encode[4 * k] = four.x, encode[4 * k + 1] = four.y, encode[4 * k + 2] = four.z, encode[4 * k + 3] = four.w;
+        }
+    }
+    if (col >= cols) return;
+#pragma unroll
+    for (int r = 0; r < 4; r++) data[r].forget();
+    if (FORMAT == E2M1 && clean) write_channels<FORMAT, true>(data, encode, row, col, rows, cols, out);
+    else write_channels<FORMAT, false>(data, encode, row, col, rows, cols, out);
 }
 
 #if __CUDA_ARCH__ == 900
@@ -163,7 +123,6 @@ constexpr u32 CHANNEL_BLOCKS = 2;
     extern "C" __global__ void __launch_bounds__(256, CHANNEL_BLOCKS) cast_channel_wide_##name(                           \
         CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
     {                                                                                                                     \
-        __shared__ ChannelShared<OF> shared;                                                                              \
-        if (rule.format == E4M3) cast_channel_wide<OF, E4M3>(source, rows, cols, rule, out, shared);                      \
-        else cast_channel_wide<OF, E2M1>(source, rows, cols, rule, out, shared);                                               \
+        if (rule.format == E4M3) cast_channel_wide<OF, E4M3>(source, rows, cols, rule, out);                              \
+        else cast_channel_wide<OF, E2M1>(source, rows, cols, rule, out);                                                  \
     }

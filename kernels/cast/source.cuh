@@ -107,7 +107,7 @@ template <u32 FORMAT> struct PackedCodes {
         const u8 *codes, *scales;  // scales: of the row, from that of number `first` on
         u32 col, first;
     };
-    static constexpr __device__ __forceinline__ u64 bytes(u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; }
+    static __device__ __forceinline__ u64 bytes(u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; }
     static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) {
         return {once((const u8*)s.x + bytes((u64)(u32)row * s.cols + col)), once(s.scales + (u64)((u32)row >> s.grid.row_shift) * s.scale_row), col, 0};
     }
@@ -248,17 +248,6 @@ template <u32 FORMAT, bool FLAT = false> struct Sixteen {
     __device__ __forceinline__ void load(const At& at, bool inside) {
         load_codes(at, 0, inside);
         scale = __uint_as_float(load_if(inside, (const u32*)at.scales));
-    }
-    // Of shared memory, where a thread has its own.
-    __device__ __forceinline__ void read(const u8* of_thread, float its_scale) {
-        if constexpr (FORMAT == E2M1) {
-            const uint2 q = *(const uint2*)of_thread;
-            codes[0] = q.x, codes[1] = q.y;
-        } else {
-            const uint4 q = *(const uint4*)of_thread;
-            codes[0] = q.x, codes[1] = q.y, codes[2] = q.z, codes[3] = q.w;
-        }
-        scale = its_scale;
     }
     __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int, u32 col, bool) {
         if constexpr (!FLAT) scale = Of::scale_of(s, bits, col);

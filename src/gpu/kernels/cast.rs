@@ -209,7 +209,12 @@ impl CastKernels {
     /// The kernel that casts per channel.
     fn of_channels(&self, from: &CastFrom<'_>, to: &CastTo<'_>) -> Result<Kernel> {
         match from.values {
-            CastValues::Coded { scheme, .. } if is_cast_by_sixteen(from, to) => {
+            CastValues::Coded { scheme, .. }
+                if !is_channel(scheme)
+                    && scheme.scales() != CastScales::Ue8m0
+                    && from.index.is_none()
+                    && !to.scheme.is_transposed() =>
+            {
                 Ok(self.channel_wide[usize::from(scheme.format() == CodeFormat::E2M1)])
             }
             _ => self.channel.kernel(from),
@@ -224,13 +229,6 @@ impl CastKernels {
             _ => None,
         }
     }
-}
-
-/// Whether a cast per channel is that of `cast_channel_wide_*`: of codes whose scales are FP32 and no channel's own, in their order.
-fn is_cast_by_sixteen(from: &CastFrom<'_>, to: &CastTo<'_>) -> bool {
-    let CastValues::Coded { scheme, .. } = from.values else { return false };
-    let scales = !is_channel(scheme) && scheme.scales() != CastScales::Ue8m0;
-    scales && from.index.is_none() && !to.scheme.is_transposed()
 }
 
 /// Whether groups of some columns, whose scales lie by rows, follow one another through the whole matrix.
@@ -252,9 +250,6 @@ fn check_fp4_to_fp8(from: &CastFrom<'_>, to: &CastTo<'_>, inexact: Option<&Span<
 
 /// Elements of a matrix that is one row, at the most: kernels count them in 32 bits.
 const FLAT: usize = 1 << 31;
-
-/// Blocks of `cast_channel_wide_*` that a multiprocessor has at once, as `kernels/cast/cast_channel.cuh` has them on sm_90.
-const CHANNEL_BLOCKS: usize = 4;
 
 /// Columns of a row that `cast_row_wide_*` holds.
 const WIDE_ROW: usize = 128 * 64;
@@ -369,11 +364,7 @@ impl Kernels {
                 // Of plain matrices blocks per channel have 64 columns (kernels/cast/cast_tile.cuh).
                 let half = is_channel(to.scheme) && matches!(from.values, CastValues::Plain { .. });
                 let (width, threads) = if half { (64, THREADS / 2) } else { (128, THREADS) };
-                let blocks = rows.div_ceil(128) * cols.div_ceil(width);
-                // Those of codes go on to other tiles: no more than run at once.
-                let goes_on = is_channel(to.scheme) && is_cast_by_sixteen(from, to);
-                let blocks = if goes_on { blocks.min(CHANNEL_BLOCKS * self.sm_count) } else { blocks };
-                Some((kernel, Blocks::new((blocks, 1), threads)))
+                Some((kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(width), 1), threads)))
             }
         };
         if let Some((_, blocks)) = launch {
