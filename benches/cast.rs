@@ -340,12 +340,11 @@ fn recipes() -> Vec<CastRecipe> {
 
 fn requantized() -> Vec<(CastScheme, CastScheme)> {
     let (e4m3, e2m1) = (|group| scheme(CodeFormat::E4M3, group), |group| scheme(CodeFormat::E2M1, group));
-    vec![
-        (e4m3(CastGroup::Group1x128), e4m3(CastGroup::Group1x32)),
-        (e4m3(CastGroup::Group1x128), e4m3(CastGroup::Group128x1)),
-        (e4m3(CastGroup::Group1x128), e2m1(CastGroup::Group1x32)),
-        (e2m1(CastGroup::Group1x32), e4m3(CastGroup::Group1x128)),
-    ]
+    use CastGroup::{Group1x16, Group1x32, Group1x64, Group1x128, Group32x1, Group128x1};
+    let to_e4m3 = [Group1x32, Group32x1, Group128x1].map(e4m3);
+    let to_e2m1 = [Group1x16, Group1x32, Group1x64, Group1x128, Group32x1, Group128x1].map(e2m1);
+    let of_e4m3 = to_e4m3.into_iter().chain(to_e2m1).map(|to| (e4m3(Group1x128), to));
+    of_e4m3.chain([Group1x128, Group128x1].map(|to| (e2m1(Group1x32), e4m3(to)))).collect()
 }
 
 fn targets(handle: &Handle, scheme: CastScheme, inputs: &[MatRef<'_>]) -> Vec<CastMatrix> {

@@ -236,10 +236,14 @@ impl Quantizer {
             }
             all.push(Self::Backward { from, gate: Gate::All, to: wide, all: true });
         }
-        for to in [e4m3(Group1x32)?, e4m3(Group128x1)?, e2m1(Group1x32)?] {
-            all.push(Self::Again(e4m3(Group1x128)?, to));
+        let to_e4m3 = [Group1x32, Group32x1, Group128x1].map(e4m3);
+        let to_e2m1 = [Group1x16, Group1x32, Group1x64, Group1x128, Group32x1, Group128x1].map(e2m1);
+        for to in to_e4m3.into_iter().chain(to_e2m1) {
+            all.push(Self::Again(e4m3(Group1x128)?, to?));
         }
-        all.push(Self::Again(e2m1(Group1x32)?, e4m3(Group1x128)?));
+        for to in [Group1x128, Group128x1] {
+            all.push(Self::Again(e2m1(Group1x32)?, e4m3(to)?));
+        }
         for to in [e4m3(Group1x128)?, e4m3(Row)?, e4m3(Group128x1)?, e2m1(Group1x32)?] {
             all.push(Self::Chosen(Producer::Plain, to));
         }

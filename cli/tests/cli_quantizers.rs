@@ -92,6 +92,12 @@ fn every_quantizer_cast_and_producer_is_timed() {
     for to in ["nvfp4, transformer-engine, hadamard", "nvfp4, transformer-engine, stochastic, seed 1"] {
         timed("bf16", to);
     }
+    for to in ["e4m3 1x32", "e4m3 128x1", "e2m1 1x16", "e2m1 1x128", "e2m1 128x1"] {
+        timed("e4m3 1x128 row-major", &format!("cast to {to} row-major"));
+    }
+    for to in ["1x128", "128x1"] {
+        timed("e2m1 1x32 row-major", &format!("cast to e4m3 {to} row-major"));
+    }
     for part in ["given scales", "scales alone"] {
         for to in ["e4m3 1x128", "e4m3 row", "e4m3 128x128", "e4m3 128x1", "e2m1 1x32", "e2m1 1x128"] {
             timed("bf16", &format!("cast to {to} row-major, {part}"));

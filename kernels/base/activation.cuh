@@ -68,6 +68,24 @@ __device__ __forceinline__ void sigmoids(const float (&x)[8], float (&s)[8]) {
     }
 }
 
+// Eight numbers times their sigmoids.
+__device__ __forceinline__ void silus(float (&v)[8]) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(v[i]));
+    if (largest <= NEAR) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], sigmoid_near(v[i]));
+    } else {
+        Far far;
+#pragma unroll
+        for (int i = 0; i < 8; i++) far.x[i] = v[i];
+        sigmoids_far(&far);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(far.x[i], far.s[i]);
+    }
+}
+
 // GELU in its tanh form is v times the sigmoid of this: 2 u.
 __device__ __forceinline__ float gelu_tanh_argument(float v) {
     const float cube = __fmul_rn(__fmul_rn(v, v), v);

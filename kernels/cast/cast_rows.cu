@@ -1,5 +1,6 @@
 // Casts of plain matrices and of codes in groups along rows.
 #include "cast/cast_rows.cuh"
+#include "cast/cast_steps.cuh"
 
 // Codes along a row by sixteen, everything else by eight; blocks of a multiprocessor that fit without spilling.
 template <class S> struct AlongLine { using Type = S; };
@@ -52,6 +53,10 @@ CAST_GROUPS(flat_e4m3_e4m3, (Sixteen<E4M3, true>), FlatTwo, E4M3, 128, CODED_BLO
 CAST_GROUPS(flat_e2m1_e4m3, (Sixteen<E4M3, true>), FlatFour, E2M1, 128, CODED_BLOCKS)
 CAST_GROUPS(flat_e4m3_e2m1, (Sixteen<E2M1, true>), FlatFour, E4M3, 128, CODED_BLOCKS)
 CAST_GROUPS(flat_e2m1_e2m1, (Sixteen<E2M1, true>), FlatFour, E2M1, 128, CODED_BLOCKS)
+// E4M3 to E2M1 in groups of 32 to 128 within one of the source.
+CAST_STEPS(5)
+CAST_STEPS(6)
+CAST_STEPS(7)
 
 FOR_EACH_SOURCE(CAST_GROUPS_FEW)
 FOR_EACH_CHANNEL(CAST_GROUPS_FEW)

@@ -88,7 +88,6 @@ template <class S, class SHAPE> struct Held {
     static constexpr int VECTORS = SHAPE::VECTORS;
     SHAPE shape;
     u32 rows, cols;
-    u32 of_shift;  // log2 of the columns of a group of the source
     int from[SHAPE::ROWS];
     typename S::At at[SHAPE::ROWS];
     S data[VECTORS > 0 ? VECTORS : 1];
@@ -98,7 +97,7 @@ template <class S, class SHAPE> struct Held {
     __device__ __forceinline__ bool inside(u32 v) const { return (SHAPE::WHOLE || row(v) < rows) && column(v) < cols; }
 
     // Loads and opens.
-    __device__ __forceinline__ Held(const CastSource& source, u32 rows, u32 cols) : shape(), rows(rows), cols(cols), of_shift(source.grid.col_shift) {
+    __device__ __forceinline__ Held(const CastSource& source, u32 rows, u32 cols) : shape(), rows(rows), cols(cols) {
         if (SHAPE::FLAT) {
             from[0] = 0;
             at[0] = S::at(source, 0, shape.first);
@@ -156,10 +155,6 @@ template <class S, class SHAPE> struct Held {
                 if (SHAPE::WHOLE) store_scale_of_line<SHAPE::FLAT>(out, row(v), column(v) >> SHIFT, s.scale);
                 else store_scale(out.grid, out.scales, row(v), column(v) >> SHIFT, s.scale);
             });
-            if constexpr (FORMAT == E2M1 && SHIFT >= 5 && has_steps<S>) {
-                // Where all of a group has one scale in the source, too.
-                if (out.part == BOTH && of_shift >= SHIFT && write_by_thresholds<Of>(out, own, clean)) return;
-            }
             Of::spread(own, encode);
             // Of the factors that a lane multiplies by, others have looked at some.
             if (FORMAT == E2M1) clean = __all_sync(0xFFFFFFFFu, clean);
@@ -172,42 +167,6 @@ template <class S, class SHAPE> struct Held {
 #endif
         if (FORMAT == E2M1 && clean) write<FORMAT, true>(out, encode);
         else write<FORMAT, false>(out, encode);
-    }
-
-    // By thresholds that each lane finds for its own groups, if they can be found for all of the warp's.
-    template <class OF> __device__ __forceinline__ bool write_by_thresholds(const CastOut& out, const float (&own)[OF::OWN], bool clean) {
-        u32 low[OF::OWN], high[OF::OWN];
-        float scale[OF::OWN];
-#pragma unroll
-        for (int i = 0; i < OF::OWN; i++) {
-            scale[i] = 0.0f;
-#pragma unroll
-            for (int v = 0; v < VECTORS; v++) {
-                float of_vector = data[v].scale;
-                asm("" : "+f"(of_vector));  // or one of them is chosen by its address, all of them in memory
-                scale[i] = OF::own_vector(i) == v ? of_vector : scale[i];
-            }
-            clean = clean && has_thresholds(scale[i], own[i]);
-        }
-        if (!__all_sync(0xFFFFFFFFu, clean)) return false;
-#pragma unroll
-        for (int i = 0; i < OF::OWN; i++) {
-            const Thresholds of_group = thresholds(scale[i], own[i]);
-            low[i] = of_group.low, high[i] = of_group.high;
-        }
-        u32 lows[VECTORS], highs[VECTORS];
-        OF::spread(low, lows);
-        OF::spread(high, highs);
-        u8* codes = once(out.codes + shape.first / 2);
-        const u32 one = blockDim.x / 128;
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            const Steps steps({lows[v], highs[v]}, one);
-            const auto& of = data[v].codes;
-            const uint2 piece = {e2m1_by_thresholds(of[0], of[1], steps), e2m1_by_thresholds(of[2], of[3], steps)};
-            if (inside(v)) store_piece(codes + shape.right(v) / 2, piece);
-        }
-        return true;
     }
 
     // Whether products by a factor are bounded, and if it is a power of two, may be found by it.

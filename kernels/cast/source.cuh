@@ -1,6 +1,6 @@
 // Where the numbers of a cast come from: plain matrices, codes with their scales, and what the kernels of fused/ compute.
 #pragma once
-#include "cast/thresholds.cuh"
+#include "cast/cast.cuh"
 
 // What is computed of a plain matrix before it is cast (fused/produced.cuh).
 struct Producer {
@@ -343,10 +343,6 @@ template <u32 FORMAT, bool BOUNDED, bool FLAT> __device__ __forceinline__ auto c
         return uint4{four(x.codes[0]), four(x.codes[0] >> 16), four(x.codes[1]), four(x.codes[1] >> 16)};
     }
 }
-
-// Sources of which E2M1 codes are found by thresholds.
-template <class S> constexpr bool has_steps = false;
-template <> constexpr bool has_steps<Sixteen<E4M3, true>> = true;
 
 // Codes of E2M1 by a factor that is a power of two, where there is a shorter way (e2m1.cuh).
 template <class S> constexpr bool is_wide = false;

@@ -43,11 +43,14 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
         x = inside ? ::load<ALIGNED>(at.x + offset) : zero8<T>();
         gate = inside && (KINDS == gated || KINDS == bare || (KINDS == mixed && s.producer.kind == SWIGLU)) ? ::load<ALIGNED>(at.gate + offset) : zero8<T>();
     }
-    __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int row, u32 col, bool first) {
+    // Of SwiGLU without options zeros, which are what is loaded past an end, are computed to zeros: no branch keeps vectors apart.
+    __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int row, u32 col, bool first) { compute<KINDS != bare>(s, row, col, first); }
+    // ENDS: with a test of what lies past an end; numbers stay in fewer registers, and are unpacked twice.
+    template <bool ENDS> __device__ __forceinline__ void compute(const CastSource& s, int row, u32 col, bool first) {
         const Producer& p = s.producer;
         const u32 kind = KINDS == gated || KINDS == bare ? SWIGLU : p.kind;
         constexpr bool OPTIONS = KINDS != bare && KINDS != ungated;
-        if (row < 0 || col >= s.cols) {
+        if (ENDS && (row < 0 || col >= s.cols)) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = 0.0f;
             return;
@@ -62,7 +65,7 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(element(x, i), rstd), w[i]);
         } else {
-            float r[8], sigma[8];
+            float r[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 v[i] = element(x, i);
@@ -83,17 +86,22 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
                         if (beyond >> 8 * i & 0xFF) atomicAdd(p.counts + i, (u64)(beyond >> 8 * i & 0xFF));
                 }
             }
-            if (kind == GELU_TANH) {
-                float argument[8];
-#pragma unroll
-                for (int i = 0; i < 8; i++) argument[i] = gelu_tanh_argument(v[i]);
-                sigmoids(argument, sigma);
-            } else {
-                sigmoids(v, sigma);
-            }
             // Where the sigmoid's argument is NaN so is what is multiplied.
+            if (!ENDS) {
+                silus(v);
+            } else {
+                float sigma[8];
+                if (kind == GELU_TANH) {
+                    float argument[8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], sigma[i]);
+                    for (int i = 0; i < 8; i++) argument[i] = gelu_tanh_argument(v[i]);
+                    sigmoids(argument, sigma);
+                } else {
+                    sigmoids(v, sigma);
+                }
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], sigma[i]);
+            }
             if (KINDS != single && KINDS != ungated && kind == SWIGLU) {
 #pragma unroll
                 for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], r[i]);
@@ -124,7 +132,7 @@ template <class T, bool ALIGNED, int KINDS> struct Rounded {
     Vec8<Bf16> v;
     __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) { of.load(s, at, offset, inside); }
     __device__ __forceinline__ void open(const CastSource& s, const At& at, u32 offset, int row, u32 col, bool first) {
-        of.open(s, at, offset, row, col, first);
+        of.template compute<true>(s, row, col, first);
         v = pack8<Bf16>(of.v);
     }
     __device__ __forceinline__ float value(int i) const { return element(v, i); }

@@ -28,6 +28,8 @@ pub(super) struct CastKernels {
     wide: [Wide; 2],
     /// Codes of a matrix without gaps, by `usize::from` of whether the target is E2M1 and whether the source is.
     flat: [[Kernel; 2]; 2],
+    /// The same of E4M3 to E2M1 in groups of 32, 64 and 128 columns, each within one of the source.
+    steps: [Kernel; 3],
     /// Row read twice, row in registers.
     row: [BySource; 2],
     tile: BySource,
@@ -116,6 +118,7 @@ impl CastKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let (rows, tile) = (modules.file("cast/cast_rows")?, modules.file("cast/cast_tile")?);
         let back = modules.file("cast/cast_back")?;
+        let steps = |shift: u32| rows.kernel(&format!("cast_steps_{shift}_e4m3"));
         let flat = |to: &str, of: &str| rows.kernel(&format!("cast_groups_flat_{to}_{of}"));
         Ok(Self {
             few: BySource::with_channels(rows, "cast_groups_few")?,
@@ -123,6 +126,7 @@ impl CastKernels {
             line: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
             wide: [Wide::of(rows, "bf16")?, Wide::of(rows, "f16")?],
             flat: [[flat("e4m3", "e4m3")?, flat("e4m3", "e2m1")?], [flat("e2m1", "e4m3")?, flat("e2m1", "e2m1")?]],
+            steps: [steps(5)?, steps(6)?, steps(7)?],
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::with_channels(tile, "cast_tile")?,
             channel: BySource::with_channels(tile, "cast_channel")?,
@@ -166,7 +170,7 @@ impl CastKernels {
 
     /// Of a matrix whose rows follow one another without a gap, and its scales likewise, all of it as one row: the kernel, and its blocks. `few`: as
     /// `Kernels::are_few` says.
-    fn flat(&self, from: &CastFrom<'_>, to: &CastTo<'_>, few: bool) -> Option<(Kernel, Blocks)> {
+    fn flat(&self, from: &CastFrom<'_>, to: &CastTo<'_>, part: CastPart, few: bool) -> Option<(Kernel, Blocks)> {
         let to_e2m1 = to.scheme.format() == CodeFormat::E2M1;
         let by_128 = to.scheme.group() == CastGroup::Group1x128;
         let (kernel, elements) = match from.values {
@@ -177,7 +181,9 @@ impl CastKernels {
             },
             CastValues::Coded { scheme, .. } if !few && lies_flat(scheme, from.cols) => {
                 let of_e2m1 = scheme.format() == CodeFormat::E2M1;
-                let kernel = self.flat[usize::from(to_e2m1)][usize::from(of_e2m1)];
+                let steps =
+                    (to_e2m1 && !of_e2m1 && part == CastPart::Both).then(|| self.steps(scheme, to.scheme)).flatten();
+                let kernel = steps.unwrap_or(self.flat[usize::from(to_e2m1)][usize::from(of_e2m1)]);
                 (kernel, if to_e2m1 || of_e2m1 { 64 } else { 32 })
             }
             _ => return None,
@@ -185,6 +191,19 @@ impl CastKernels {
         let all = from.rows * from.cols;
         let flat = from.index.is_none() && from.rows == to.rows && lies_flat(to.scheme, from.cols) && all <= FLAT;
         flat.then(|| (kernel, Blocks::new((all.div_ceil(128 * elements), 1), 128)))
+    }
+
+    /// The kernel of E4M3 to E2M1 by thresholds, where groups are large enough and have one scale of the source each.
+    fn steps(&self, from: CastScheme, to: CastScheme) -> Option<Kernel> {
+        match (from.group().extents()[1], to.group().extents()[1]) {
+            (Extent::Elements(of), Extent::Elements(columns)) if of >= columns => match columns {
+                32 => Some(self.steps[0]),
+                64 => Some(self.steps[1]),
+                128 => Some(self.steps[2]),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     /// The kernel that casts per channel.
@@ -301,7 +320,7 @@ impl Kernels {
             Some((family, dtype, aligned)) => fused(family).of(dtype, aligned),
             None => plain.kernel(from),
         };
-        let flat = family.flat(from, to, self.are_few(rows, cols));
+        let flat = family.flat(from, to, part, self.are_few(rows, cols));
         let launch = match (row_extent, col_extent) {
             _ if rows == 0 => None,
             (Extent::Elements(1), Extent::All) => {

@@ -83,7 +83,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 42] = [
+const HEADERS: [(&str, &str); 43] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -100,6 +100,7 @@ const HEADERS: [(&str, &str); 42] = [
     ("cast/maximum.cuh", include_str!("../../../kernels/cast/maximum.cuh")),
     ("cast/cast_channel.cuh", include_str!("../../../kernels/cast/cast_channel.cuh")),
     ("cast/thresholds.cuh", include_str!("../../../kernels/cast/thresholds.cuh")),
+    ("cast/cast_steps.cuh", include_str!("../../../kernels/cast/cast_steps.cuh")),
     ("cast/cast_rows.cuh", include_str!("../../../kernels/cast/cast_rows.cuh")),
     ("cast/cast_tile.cuh", include_str!("../../../kernels/cast/cast_tile.cuh")),
     ("fused/produced.cuh", include_str!("../../../kernels/fused/produced.cuh")),
