@@ -179,11 +179,6 @@ def line(kernel, rows, cols, elements, parts=None):
     return "cast_rows", kernel, (rows, parts, 1), -(-threads // 32) * 32, False
 
 
-def capped(of):
-    """Blocks that go on to others: no more than run at once."""
-    return (*of[:4], of[4], True)
-
-
 def few(kernel, rows, cols):
     return "cast_rows", kernel, (-(-rows // 4), -(-cols // 1024), 1), 256, False
 
@@ -324,13 +319,13 @@ def coded(bench, rows, cols, small, back=True):
     ):
         o = operands[source]
         if groups[1] == 0:
-            kernels = [capped(tiles(f"cast_channel_tiles_{source}", rows, cols)), tiles(f"cast_channel_wide_{source}", rows, cols), tiles(f"cast_channel_{source}", rows, cols)]
+            kernels = [tiles(f"cast_channel_wide_{source}", rows, cols), tiles(f"cast_channel_{source}", rows, cols)]
             label = f"{1 << groups[0]}x1"
         else:
             old = few(f"cast_groups_few_{source}", rows, cols) if small else line(f"cast_groups_{name}_{source}", rows, cols, 64)
             kernels = [old] if small else [flat(f"cast_groups_flat_{name}_{source}", rows, cols, 64 if "e2m1" in (source, name) else 32), old]
             if not small and (source, to) == ("e4m3", E2M1):
-                kernels = [capped(flat(f"cast_steps_ahead_{groups[1]}_e4m3", rows, cols, 64)), flat(f"cast_steps_{groups[1]}_e4m3", rows, cols, 64), *kernels]
+                kernels = [flat(f"cast_steps_{groups[1]}_e4m3", rows, cols, 64), *kernels]
             label = f"1x{1 << groups[1]}"
         bench.case(f"{source} 1x{1 << of_shift} to {name} {label}", o, to, groups, kernels, copy, of_shift=of_shift)
     if not back:
