@@ -5,7 +5,7 @@
 # a maximum of packed 16-bit floats: amax is exact, in FP32 or by integers; that the search finds one, a kernel that has it says. None may touch memory
 # before it waits for the kernel before (ptxas moves `ld.global.nc` over the wait), but for products that are links of chains, which load weights.
 # Of products whose order ptxas changes build.rs makes no image; that it is told of one, a kernel that has it says.
-# In products with two vectors of scales no warp may give a stage back while scales that it loaded from there are on their way (Sm90Math::give_back in sm90.cuh).
+# In products for Hopper no warp may give a stage back while scales that it loaded from there are on their way (Sm90Math::give_back in sm90.cuh).
 # Needs nvcc and cuobjdump, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -63,33 +63,51 @@ LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight|sixteen|narrow
 
 
 def overtaken(lines):
-    """Products with two vectors of scales in which an arrival at a barrier of the block does not wait for loads of pairs (scales of B) that were issued before it: those whose scoreboard nobody has
-    waited for since. Of each instruction's second word the upper bits are the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
-    found, arrivals, function, words = set(), {}, None, None
+    """Products for Hopper in which an arrival at a barrier that math warps tell does not wait for loads from shared memory that were issued before it: those whose scoreboard nobody has
+    waited for since. Loads behind the last wait for a barrier may be of the next stage, and on their way where the arrival goes to an address that follows from loads before that wait. Of two vectors
+    of scales only loads of pairs (scales of B) are looked at: those of A that are on their way there are of the next stage. Of each instruction's second word the upper bits are
+    the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
+    found, arrivals, function, text = set(), {}, None, None
     for line in lines:
         if name := FUNCTION.match(line):
-            function, waited_for, loose = name[1], {}, False
+            # Of a scoreboard, of loads whose scoreboard is the next one's, and of registers: after how many waits for a barrier the loads were issued.
+            function, waits_seen, waited_for, loose, of_registers = name[1], 0, {}, [], {}
+            load = "LDS.64" if "_vector_" in function else "LDS"
         elif first := re.match(r"\s*/\*[0-9a-f]{4,5}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
-            words = first[1].split()
-        elif words and (second := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/", line)):
+            text = first[1]
+        elif text and (second := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/", line)):
             control = int(second[1], 16) >> 41
             sets, waits = control >> 5 & 7, control >> 11 & 63
-            waited_for = {board: pair for board, pair in waited_for.items() if not waits >> board & 1}
-            name = next(word for word in words if not word.startswith("@"))
+            waited_for = {board: asked for board, asked in waited_for.items() if not waits >> board & 1}
+            name = next(word for word in text.split() if not word.startswith("@"))
+            registers = re.findall(r"\bU?R\d+", text)
+            follows_from = min((of_registers[register] for register in registers[not name.startswith("SYNCS") :] if register in of_registers), default=None)
             if name.startswith("SYNCS.ARRIVE") and "A1T0" in name:
                 arrivals[function] = arrivals.get(function, 0) + 1
-                if loose or any(waited_for.values()):
+                on_their_way = loose + sum(waited_for.values(), [])
+                of_next = follows_from is not None and follows_from < waits_seen and all(issued == waits_seen for issued in on_their_way)
+                if on_their_way and not of_next:
                     found.add(function)
+            elif "PHASECHK" in name:
+                waits_seen += 1
             elif name.startswith("LDS"):
-                pair = loose or name == "LDS.64"
-                loose = pair and sets == 7
+                loose = loose + [waits_seen] * name.startswith(load)
                 if sets != 7:
-                    waited_for[sets] = waited_for.get(sets, False) or pair
-            words = None
+                    waited_for[sets] = waited_for.get(sets, []) + loose
+                    loose = []
+                follows_from = waits_seen
+            if registers and not name.startswith(("SYNCS", "ST")):
+                if follows_from is not None:
+                    of_registers[registers[0]] = follows_from
+                elif not text.startswith("@"):
+                    of_registers.pop(registers[0], None)
+            text = None
     return found, arrivals
 
 
 FUNCTION = re.compile(r"\s+Function : (\S+)")
+# Products for Hopper (kernels/gemm/sm90_*.cu), and kernels of CONTROL.
+RING = re.compile(r"(gemm_(fp8|e5m2_e4m3|e4m3_e5m2)|control)_(block|vector|outer|codes|swiglu)_")
 MACHINE = re.compile(r"arch = sm_(\d+)|\s*code for sm_(\d+)")
 NARROW = re.compile(r"\bV?HMNMX2?\b")
 ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b")
@@ -97,7 +115,7 @@ ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b")
 
 def faults(image):
     """Functions of machine code by GPU, those of them with a maximum of two 16-bit floats, and those that touch memory before they wait; and what is overtaken."""
-    gpu, function, functions, narrow, early, waited, vector, vectors = None, None, {}, set(), set(), False, False, []
+    gpu, function, functions, narrow, early, waited, ring, rings = None, None, {}, set(), set(), False, False, []
     disassembler = subprocess.Popen(["cuobjdump", "-sass", image], stdout=subprocess.PIPE, text=True)
     # Millions of lines: an expression is asked of those alone that have the word.
     for line in disassembler.stdout:
@@ -107,7 +125,7 @@ def faults(image):
         elif "Function : " in line and (found := FUNCTION.match(line)):
             function = f"{found[1]} for sm_{gpu}"
             functions.setdefault(gpu, []).append(found[1])
-            waited, vector = gpu < 90, "_vector_" in found[1]
+            waited, ring = gpu < 90, RING.match(found[1])
         elif "HMNMX" in line and NARROW.search(line):
             narrow.add(function)
         elif "ACQBULK" in line:
@@ -115,11 +133,11 @@ def faults(image):
         elif not waited and (access := ACCESS.search(line)):
             if not (LINK.match(function) and access[1] in ("LDG", "LDGSTS")):
                 early.add(function)
-        if vector:
-            vectors.append(line)
+        if ring:
+            rings.append(line)
     if disassembler.wait() != 0:
         raise subprocess.CalledProcessError(disassembler.returncode, disassembler.args)
-    return functions, narrow, early, *overtaken(vectors)
+    return functions, narrow, early, *overtaken(rings)
 
 
 # That a maximum of packed 16-bit floats is found where there is one, on every GPU, and what comes before a wait: of links what they store.
@@ -151,24 +169,36 @@ extern "C" __global__ void gemm_small_m_block_8_two(float *x) {
 }
 #endif
 #if __CUDA_ARCH__ == 900
-// Arrives at once, and when what it loaded was there.
-#define ARRIVES(name, condition)                                                                                          \\
-    extern "C" __global__ void name(float *x) {                                                                           \\
+// Arrives at once, and when what it loaded was there: as its condition has it, or where it arrives.
+#define ARRIVES(name, type, load, registers, between, condition, place)                                                   \\
+    extern "C" __global__ void name(float *x, unsigned zero) {                                                            \\
         asm volatile("griddepcontrol.wait;" ::: "memory");                                                                \\
         __shared__ unsigned long long barrier;                                                                            \\
-        __shared__ float2 pairs[32];                                                                                      \\
+        __shared__ type of_lane[32];                                                                                      \\
         const unsigned at = (unsigned)__cvta_generic_to_shared(&barrier);                                                 \\
-        pairs[threadIdx.x] = {x[0], x[1]};                                                                                \\
+        of_lane[threadIdx.x].x = x[0];                                                                                    \\
         if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");                \\
         __syncthreads();                                                                                                  \\
-        float2 v;                                                                                                         \\
-        const unsigned from = (unsigned)__cvta_generic_to_shared(pairs + 31 - threadIdx.x);                               \\
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");                    \\
-        if (condition) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");                      \\
+        float2 v = {0, 0};                                                                                                \\
+        const unsigned from = (unsigned)__cvta_generic_to_shared(of_lane + 31 - threadIdx.x);                             \\
+        asm volatile(load : registers : "r"(from) : "memory");                                                            \\
+        between                                                                                                           \\
+        if (condition) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(place) : "memory");                   \\
         x[threadIdx.x] = v.x + v.y;                                                                                       \\
     }
-ARRIVES(control_vector_overtaken, threadIdx.x == 0)
-ARRIVES(control_vector_waits, threadIdx.x == (v.x == 1.0f))
+#define ARRIVES_PAIR(name, condition) ARRIVES(name, float2, "ld.shared.v2.f32 {%0, %1}, [%2];", "=f"(v.x) COMMA "=f"(v.y), , condition, at)
+#define ARRIVES_ONE(name, between, place) ARRIVES(name, float1, "ld.shared.f32 %0, [%1];", "=f"(v.x), between, threadIdx.x == 0, place)
+// Waits for a barrier, and loads what may be of the next stage.
+#define NEXT                                                                                                              \\
+    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 1; @!done bra again;}" ::"r"(at) : "memory"); \\
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v.y) : "r"(from) : "memory");
+#define COMMA ,
+ARRIVES_PAIR(control_vector_overtaken, threadIdx.x == 0)
+ARRIVES_PAIR(control_vector_waits, threadIdx.x == (v.x == 1.0f))
+ARRIVES_ONE(control_block_overtaken, , at)
+ARRIVES_ONE(control_block_waits, , at + (__float_as_uint(v.x) & zero))
+ARRIVES_ONE(control_block_next_overtaken, NEXT, at)
+ARRIVES_ONE(control_block_next_waits, NEXT, at + (__float_as_uint(v.x) & zero))
 #endif
 """
 # Those of them that touch memory before they wait; the two of maxima never wait.
@@ -222,7 +252,7 @@ with tempfile.TemporaryDirectory() as folder, concurrent.futures.ProcessPoolExec
     found = {source: pool.submit(faults, image) for source, image in sorted(images.items(), key=lambda of: -of[1].stat().st_size)}
     for gpu, job in controls.items():
         functions, narrow, early, hasty, arrivals = job.result()
-        if gpu.startswith("sm_90") and (hasty != {"control_vector_overtaken"} or len(arrivals) != 2):
+        if gpu.startswith("sm_90") and (hasty != {f"control_{name}_overtaken" for name in ("vector", "block", "block_next")} or len(arrivals) != 6):
             print(f"{gpu}: arrivals that overtake loads were found in {sorted(hasty)} of {sorted(arrivals)}: this check sees nothing there")
             failed = True
         of_two = {name.split()[0] for name in narrow}
@@ -250,7 +280,7 @@ for source in sources:
     failed = failed or not good
     functions, narrow, early, hasty, arrivals = found[source].result()
     # Each of them has math warps that give stages back.
-    silent = {name for names in functions.values() for name in names if "_vector_" in name and name not in arrivals}
+    silent = {name for names in functions.values() for name in names if RING.match(name) and name not in arrivals}
     for name in sorted(hasty | silent):
         print(f"{source}: {name} gives a stage back while scales that it loaded from there may be on their way, or nothing of it was seen")
         failed = True

@@ -82,15 +82,23 @@ fn operands_between_guards() {
     }
 }
 
-/// Blocks and pairs of them take several tiles, in more than one band of rows.
+/// Blocks and pairs of them take several tiles, in more than one band of rows, the last of which have no rows or columns for some warpgroups: of fewer k-blocks than a loop's body has, as many, and more.
 #[test]
 fn tiles_outnumber_blocks() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(149);
-    let [m, n, k] = [2200, 2312, 272usize];
-    let pairs = m.div_ceil(256) * n.div_ceil(256);
-    assert!(pairs > handle.device().sm_count as usize / 2, "{pairs} pairs of the largest tiles");
-    check(&handle, &mut rng, [m, n, k], (VEC, BLK), Case { gap: 8, alpha: -0.5, ..Case::new(DType::Bf16) });
+    let bf16 = Case { gap: 8, ..Case::new(DType::Bf16) };
+    for ([m, n, k], case) in [
+        ([2200, 2312, 272usize], Case { alpha: -0.5, ..bf16 }),
+        ([2150, 2312, 512], bf16),
+        ([2150, 4360, 528], Case { gap: 8, ..Case::new(DType::F16) }),
+        ([2150, 2312, 656], Case { gap: 4, ..Case::new(DType::F32) }),
+        ([2200, 2312, 1168], bf16),
+    ] {
+        let pairs = usize::div_ceil(m, 256) * usize::div_ceil(n, 256);
+        assert!(pairs > handle.device().sm_count as usize / 2, "{pairs} pairs of the largest tiles");
+        check(&handle, &mut rng, [m, n, k], (VEC, BLK), case);
+    }
 }
 
 #[test]
@@ -381,7 +389,7 @@ fn groups_told(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], told: &[
 fn many_groups_of_many_tiles() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(156);
-    let (n, k) = (512, 144);
+    let n = 512;
     let counts: Vec<i64> = (0..70).map(|g| [257, 128, 0, 300, 96, 200][g % 6]).collect();
     let starts: Vec<i64> = counts
         .iter()
@@ -395,14 +403,17 @@ fn many_groups_of_many_tiles() {
     let m = ((starts[69] + counts[69]) as usize).next_multiple_of(4);
     let pairs: i64 = counts.iter().map(|count| (count + 255) / 256 * 2).sum();
     assert!(pairs > i64::from(handle.device().sm_count), "{pairs} pairs of the largest tiles");
-    let of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), DType::Bf16);
-    let want = of.want(&handle, 1.0, &places);
     let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
-    for config in of_groups() {
-        let mut d = poisoned(&handle, m * n * 2 + 1024);
-        let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
-        of.enqueue(&handle, places.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
-        assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == want, "{config}");
+    // Of fewer k-blocks than a loop's body has, as many, and more.
+    for (k, out) in [(144, DType::Bf16), (512, DType::F16), (656, DType::Bf16)] {
+        let of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), out);
+        let want = of.want(&handle, 1.0, &places);
+        for config in of_groups() {
+            let mut d = poisoned(&handle, m * n * 2 + 1024);
+            let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+            of.enqueue(&handle, places.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
+            assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == want, "{config}, k = {k}, {out}");
+        }
     }
 }
 

@@ -23,11 +23,10 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same in block `rank` of the cluster. Without `.release.cluster`: what orders the reads before it is the wait for the products
+// The same at a barrier of any block of the cluster, by its address from `at_rank`. Without `.release.cluster`: what orders the reads before it is the wait for the products
 // that made them, and with it a k-block took 2,000 cycles more (observed: H200, 2026-11).
-__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
-    asm volatile("{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at];}"
-                 ::"r"(barrier), "r"(rank) : "memory");
+__device__ __forceinline__ void barrier_arrive_in_cluster(u32 at) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(at) : "memory");
 }
 
 #ifdef SCALED_GEMM_BOUNDED_WAITS

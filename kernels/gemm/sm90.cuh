@@ -221,36 +221,36 @@ template <class C> struct Sm90Math {
     u32 a, b;     // the warpgroup's operands in stage 0
     u32 scale_a;  // the thread's first scale there
     u32 scale_b;  // likewise of B, where its rows have scales of their own
+    u32 empty;    // the barriers of stages that were read, in the block that the lane tells
+    u32 zero;     // see give_back
     Sm90Ring<C> ring;
     u32 edge;     // of a tile in two tiles of scales: its columns in the first, or more
 
-    __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}), edge(0) {
+    __device__ __forceinline__ Sm90Math(const Sm90Problem& p, u32 shared, u32 down, u32 across) : shared(shared), zero(p.plain >> 1), ring({0, 0}), edge(0) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         a = wgmma_operand(shared + down * C::TALL * 128);
         b = wgmma_operand(shared + C::B + across * C::OUT_WIDE * 128);
         scale_a = shared + C::SCALES_A + (down * C::TALL + warp * 16 + lane / 4) * 4;
         scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
+        empty = shared + C::EMPTY;
+        if (C::SHARERS > 1) empty = at_rank(empty, lane % C::SHARERS);
     }
 
     // One lane of a warp for each block of the cluster says that the warp has read the stage: once what it loaded from there has arrived. An arrival does not wait for loads that were issued before
     // it: they may stand in a queue behind additions to D, for longer than the next copy takes (observed: H200, 2026-11, once in 13,000 products that add to D, race.md of the record). So
-    // either the numbers have been used, or the bits of them, `read`, are voted on, and who arrives follows from that; which lane it is, does not matter.
-    __device__ __forceinline__ void give_back(u32 stage, u32 read) {
-        const u32 other = __all_sync(0xFFFFFFFFu, read == 0xFFFFFFFFu) ? C::SHARERS : 0;
-        arrive(stage, threadIdx.x % 32 - other);
-    }
+    // either the numbers have been used, or the bits of them, `read`, have a part in where the arrival goes: with `zero` none of them is left, which the compiler does not know. A warp's
+    // instructions are issued for all lanes at once, and none before what it takes is there in all of them: so the lanes that arrive tell of the others, too. PTX does not promise that, and what it
+    // would take, a vote, was a hundredth of the time (observed: H100, 2026-11): scripts/check-kernels.sh reads in the machine code that at no arrival a load is on its way.
+    __device__ __forceinline__ void give_back(u32 stage, u32 read) { arrive(empty + 8 * stage + (read & zero)); }
 
     // Where they have been used: ptxas leaves a product's accumulators where they are, so that what is added up from there is read, and multiplied, before the next product writes them.
-    __device__ __forceinline__ void give_back_used(u32 stage) { arrive(stage, threadIdx.x % 32); }
+    __device__ __forceinline__ void give_back_used(u32 stage) { arrive(empty + 8 * stage); }
 
-    __device__ __forceinline__ void arrive(u32 stage, u32 to) {
-        const u32 empty = shared + C::EMPTY + 8 * stage;
+    __device__ __forceinline__ void arrive(u32 at) {
         __syncwarp();  // an arrival tells of what its own lane has read
-        if (C::SHARERS > 1) {
-            if (to < C::SHARERS) barrier_arrive_at(empty, to);
-        } else if (to == 0) {
-            barrier_arrive(empty);
-        }
+        if (threadIdx.x % 32 >= C::SHARERS) return;
+        if (C::SHARERS > 1) barrier_arrive_in_cluster(at);
+        else barrier_arrive(at);
     }
 
     // The stage of product `j`, where `now` are begun in this call.
@@ -270,8 +270,8 @@ template <class C> struct Sm90Math {
         return col == 0 || (col < 128 && col < (EDGE ? EDGE : edge)) ? tiles[0] : tiles[C::SCALE_PARTS - 1];
     }
 
-    // `BLOCKS` k-blocks from `block` on; `edge` is known to be EDGE, or that is 0.
-    template <u32 BLOCKS, u32 EDGE> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block) {
+    // `BLOCKS` k-blocks from `block` on; `edge` is known to be EDGE, or that is 0. While the first product runs, `meanwhile`, which may still touch the sums.
+    template <u32 BLOCKS, u32 EDGE, class F> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, const F& meanwhile) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
         constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR, TOGETHER = SCALED && C::DEPTH > 1;
@@ -312,6 +312,7 @@ template <class C> struct Sm90Math {
                 for (u32 q = 0; q < 4; q++)
                     wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + C::atom_row(atom) * (128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
+                if (i == 0) meanwhile();
                 // It writes where the product DEPTH before it was: that one has been added up, and the scales it was multiplied by have been here.
                 if (BEHIND && i >= C::DEPTH && (i - C::DEPTH) % EACH == EACH - 1) give_back_used(stage_of(i - C::DEPTH, i, EACH));
                 if (TOGETHER) {
@@ -358,8 +359,8 @@ template <class C> struct Sm90Math {
     }
 
     template <u32 EDGE> __device__ __forceinline__ void run_with(Sm90Sums<C>& sum, u32 block, u32 end) {
-        for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE>(sum, block);
-        for (; block < end; block++) multiply<1, EDGE>(sum, block);
+        for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE>(sum, block, [] {});
+        for (; block < end; block++) multiply<1, EDGE>(sum, block, [] {});
     }
 
     // The k-blocks from `block` on. Where an atom lies in two tiles of scales, a loop for each place where they meet: their selection costs a tenth of the time.
@@ -393,52 +394,49 @@ template <class C> struct Sm90Math {
     }
 };
 
-// The sums of all blocks of a cluster that divide k, in the order of their parts of it: each block ends some columns, and gets those of the others to where its stages were, which nobody
-// uses again, as there is one tile. A thread's numbers go to the same thread.
-template <class C>
-__device__ __forceinline__ void sm90_join(const Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& d, const Sm90Tile& tile, u32 row, u32 col, u32 shared, u32 slab) {
-    using Part = Sm90Part<C>;
-    constexpr u32 EACH = C::PART_WIDE / 2, MATH = 128 * C::GROUPS;
-    const u32 rank = cluster_rank(), place = shared + 16 * threadIdx.x;
-    cluster_sync();  // all have multiplied what lies in their stages
+template <class C> __device__ __forceinline__ void sm90_clear(Sm90Sums<C>& sum) {
 #pragma unroll
-    for (u32 to = 0; to < C::ENDERS; to++) {
-        if (to == rank) continue;
-        const u32 at = at_rank(place + (rank < to ? rank : rank - 1) * C::PART_BYTES, to);
+    for (u32 w = 0; w < C::WAVES; w++)
 #pragma unroll
-        for (u32 wave = 0; wave < C::WAVES; wave++)
+        for (u32 a = 0; a < C::ATOMS; a++)
 #pragma unroll
-            for (u32 e = 0; e < EACH; e += 4) {
-                const u32 c = to * EACH + e;
-                store_four_in_cluster(at + (wave * EACH + e) / 4 * 16 * MATH, &sum[wave][c / (C::ATOM / 2)][c % (C::ATOM / 2)]);
-            }
+            for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
+}
+
+// The tiles of a warpgroup where D needs nothing but to be stored, and k has UNROLL blocks or more: each is stored while the first product of the next one runs, whose registers nothing touches
+// then. A loop of its own: other ends have not the registers, and between two tiles it would jump over their code.
+template <class C, u32 GROUPED>
+__device__ __forceinline__ void sm90_multiply_late(Sm90Math<C>& math, const TensorMap& d, const Sm90Problem& p, u32 tiles, u32 blocks, u32 row, u32 col, u32 slabs) {
+    Sm90Sums<C> sum;
+    sm90_clear<C>(sum);
+    Sm90Tile last = {};
+    const auto store = [&] {
+        sm90_slabs_free<C>();
+        if (p.d_type == 0) sm90_store_rows<Bf16, C, GROUPED>(sum, p, d, last, row, col, slabs);
+        else sm90_store_rows<F16, C, GROUPED>(sum, p, d, last, row, col, slabs);
+    };
+    bool any = false;
+    for (u32 i = 0; i < tiles; i++) {
+        const Sm90Tile tile = math.template next<GROUPED>();
+        if ((int)row >= tile.rows || tile.col + col >= p.n) {
+            math.pass(blocks);
+            continue;
+        }
+#ifdef SCALED_GEMM_STAMPS
+        if (threadIdx.x == 0) loop_cycles -= (u32)clock();
+#endif
+        math.template multiply<C::UNROLL, 0>(sum, 0, [&] {
+            if (any) store();
+            sm90_clear<C>(sum);
+        });
+        math.template run_with<0>(sum, C::UNROLL, blocks);
+#ifdef SCALED_GEMM_STAMPS
+        if (threadIdx.x == 0) loop_cycles += (u32)clock();
+#endif
+        last = tile;
+        any = true;
     }
-    cluster_sync();
-    if (rank >= C::ENDERS) return;
-    Sm90Sums<Part> own, all;
-#pragma unroll
-    for (u32 to = 0; to < C::ENDERS; to++)
-        if (to == rank)
-#pragma unroll
-            for (u32 wave = 0; wave < C::WAVES; wave++)
-#pragma unroll
-                for (u32 e = 0; e < EACH; e++) own[wave][0][e] = sum[wave][(to * EACH + e) / (C::ATOM / 2)][(to * EACH + e) % (C::ATOM / 2)];
-#pragma unroll
-    for (u32 from = 0; from < C::SPLIT; from++)
-#pragma unroll
-        for (u32 wave = 0; wave < C::WAVES; wave++)
-#pragma unroll
-            for (u32 e = 0; e < EACH; e += 4) {
-                float4 v = {own[wave][0][e], own[wave][0][e + 1], own[wave][0][e + 2], own[wave][0][e + 3]};
-                if (from != rank) {
-                    const uint4 w = shared_vector(place + (from < rank ? from : from - 1) * C::PART_BYTES + (wave * EACH + e) / 4 * 16 * MATH);
-                    v = {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
-                }
-                float* to = &all[wave][0][e];
-                if (from == 0) to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-                else to[0] = __fadd_rn(to[0], v.x), to[1] = __fadd_rn(to[1], v.y), to[2] = __fadd_rn(to[2], v.z), to[3] = __fadd_rn(to[3], v.w);
-            }
-    sm90_store<Part>(all, p, d, tile, row, col + rank * C::PART_WIDE, slab);
+    if (any) store();
 }
 
 template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(const TensorMap& d, const Sm90Problem& p, u32 shared, u32 group) {
@@ -450,11 +448,14 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
     }
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
     const u32 row = down * C::TALL, col = across * C::OUT_WIDE;
-    Sm90Math<C> math(shared, down, across);
+    Sm90Math<C> math(p, shared, down, across);
     // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
     // loop that ends as shared memory says it moved each descriptor there between two products.
     const u32 tiles = Sm90Walk<C, GROUPED>::tiles(p);
-    for (u32 i = 0; i < tiles; i++) {
+    const bool late = C::LATE && p.plain && p.alpha == 1.0f && p.d_type < 2 && blocks >= C::UNROLL;
+    if constexpr (C::LATE)
+        if (late) sm90_multiply_late<C, GROUPED>(math, d, p, tiles, blocks, row, col, shared + C::SLAB + group * C::SLABS_BYTES);
+    for (u32 i = late ? tiles : 0; i < tiles; i++) {
         Sm90Tile tile;
         if (C::SPLIT > 1) {
             // The one tile of the cluster: a block may have no part of k, of whose first stage it would learn which.
@@ -471,12 +472,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
         }
         if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * sm90_warp<C>(), col);
         Sm90Sums<C> sum;
-#pragma unroll
-        for (u32 w = 0; w < C::WAVES; w++)
-#pragma unroll
-            for (u32 a = 0; a < C::ATOMS; a++)
-#pragma unroll
-                for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
+        sm90_clear<C>(sum);
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles -= (u32)clock();
 #endif
@@ -518,7 +514,12 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         }
         barriers_ready();
     }
-    if (C::CLUSTER > 1) cluster_sync(); else __syncthreads();
+    if (C::CLUSTER > 1) {
+        cluster_arrive_relaxed();
+        cluster_wait();
+    } else {
+        __syncthreads();
+    }
     begin();
     if (group == C::GROUPS) {
         if (C::GROUPS > 1) fewer_registers<40>();

@@ -61,6 +61,8 @@ struct Sm90Config {
     // Tiles of 128x128 scales along n that a tile lies in: of more than 128 columns two, which meet at a multiple of CUT columns; inside of an atom that is longer.
     static constexpr u32 SPAN = OUT_COLS > 128 ? 2 : 1, SCALE_PARTS = PARTS * SPAN, CUT = OUT_COLS % 64 == 0 ? 64 : 32;
     static constexpr bool CROSSED = SPAN > 1 && ATOM > CUT && SCALES == SCALES_BLOCK;
+    // Whether a tile whose D needs nothing but to be stored is while the next one's first product runs: where both have registers, and no other block of the multiprocessor multiplies then.
+    static constexpr bool LATE = STORE == STORE_BOXES && ROWS == 256 && SCALES == SCALES_BLOCK && END == END_NUMBERS;
     // Where an atom of a warpgroup begins in a stage of B, in rows.
     __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }
     static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 32 == 0 && (STORE == STORE_DIRECT || OUT_WIDE % 64 == 0), "whole atoms");
@@ -93,7 +95,7 @@ struct Sm90Problem {
     u32 group_b, group_tiles;  // rows of B, and tiles of its scales along n, from one group to the next
     // What follows the sums: see finish.cuh.
     float alpha, beta;
-    u32 plain;  // beta is 0, and there is no bias, activation and residual
+    u32 plain;  // 1: beta is 0, and there is no bias, activation and residual; else 0 (that it is less than 2, Sm90Math takes for granted and the compiler does not know)
     u32 d_type, activation, bias_type, residual_type;
     u32 a_step, b_step;
     u32 group_bias;        // numbers from the bias of a group to that of the next

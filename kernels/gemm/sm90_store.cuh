@@ -441,13 +441,18 @@ __device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm
     }
 }
 
+// In boxes, but for the last rows of a group: those below D are outside of its map, those below a group's may be another's. `row`, `slabs`: of the warpgroup.
+template <class T, class C, u32 GROUPED>
+__device__ __forceinline__ void sm90_store_rows(const Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slabs) {
+    if (GROUPED == GROUPS_NONE || p.groups == 0 || (int)(row + C::TALL) <= tile.rows) sm90_store_boxes<T, C>(sum, map, tile, row, col, slabs);
+    else sm90_store_direct<T, C>(sum, p, tile, row + 16 * sm90_warp<C>(), col);
+}
+
 template <class T, class C>
 __device__ __forceinline__ void sm90_store_as(const Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     if constexpr (C::STORE == STORE_BOXES) {
-        // Rows below D are outside of its map; those below a group's may be another's.
-        const u32 warp = sm90_warp<C>(), first = row - 16 * warp;
-        if (p.groups == 0 || (int)(first + C::TALL) <= tile.rows) sm90_store_boxes<T, C>(sum, map, tile, first, col, slab - warp * C::SLAB_BYTES);
-        else sm90_store_direct<T, C>(sum, p, tile, row, col);
+        const u32 warp = sm90_warp<C>();
+        sm90_store_rows<T, C, GROUPS_OF_ROWS>(sum, p, map, tile, row - 16 * warp, col, slab - warp * C::SLAB_BYTES);
     } else if constexpr (C::STORE == STORE_DIRECT) {
         sm90_store_direct<T, C>(sum, p, tile, row, col);
     } else {
@@ -470,4 +475,52 @@ __device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& 
     if (sm90_only_adds<C>(p)) return sm90_add_to<C>(sum, p, tile, row, col);
     if (!p.plain) sm90_finish<C>(sum, p, tile, row, col, slab);
     sm90_store_numbers<C>(sum, p, map, tile, row, col, slab);
+}
+
+// The sums of all blocks of a cluster that divide k, in the order of their parts of it: each block ends some columns, and gets those of the others to where its stages were, which nobody
+// uses again, as there is one tile. A thread's numbers go to the same thread.
+template <class C>
+__device__ __forceinline__ void sm90_join(const Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& d, const Sm90Tile& tile, u32 row, u32 col, u32 shared, u32 slab) {
+    using Part = Sm90Part<C>;
+    constexpr u32 EACH = C::PART_WIDE / 2, MATH = 128 * C::GROUPS;
+    const u32 rank = cluster_rank(), place = shared + 16 * threadIdx.x;
+    cluster_sync();  // all have multiplied what lies in their stages
+#pragma unroll
+    for (u32 to = 0; to < C::ENDERS; to++) {
+        if (to == rank) continue;
+        const u32 at = at_rank(place + (rank < to ? rank : rank - 1) * C::PART_BYTES, to);
+#pragma unroll
+        for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+            for (u32 e = 0; e < EACH; e += 4) {
+                const u32 c = to * EACH + e;
+                store_four_in_cluster(at + (wave * EACH + e) / 4 * 16 * MATH, &sum[wave][c / (C::ATOM / 2)][c % (C::ATOM / 2)]);
+            }
+    }
+    cluster_sync();
+    if (rank >= C::ENDERS) return;
+    Sm90Sums<Part> own, all;
+#pragma unroll
+    for (u32 to = 0; to < C::ENDERS; to++)
+        if (to == rank)
+#pragma unroll
+            for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+                for (u32 e = 0; e < EACH; e++) own[wave][0][e] = sum[wave][(to * EACH + e) / (C::ATOM / 2)][(to * EACH + e) % (C::ATOM / 2)];
+#pragma unroll
+    for (u32 from = 0; from < C::SPLIT; from++)
+#pragma unroll
+        for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+            for (u32 e = 0; e < EACH; e += 4) {
+                float4 v = {own[wave][0][e], own[wave][0][e + 1], own[wave][0][e + 2], own[wave][0][e + 3]};
+                if (from != rank) {
+                    const uint4 w = shared_vector(place + (from < rank ? from : from - 1) * C::PART_BYTES + (wave * EACH + e) / 4 * 16 * MATH);
+                    v = {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
+                }
+                float* to = &all[wave][0][e];
+                if (from == 0) to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+                else to[0] = __fadd_rn(to[0], v.x), to[1] = __fadd_rn(to[1], v.y), to[2] = __fadd_rn(to[2], v.z), to[3] = __fadd_rn(to[3], v.w);
+            }
+    sm90_store<Part>(all, p, d, tile, row, col + rank * C::PART_WIDE, slab);
 }

@@ -1,9 +1,9 @@
 // The configurations, as rows of macros `SM90`, `SM90_E4M3` (not of other codes) and `SM90_SPLIT` (likewise) of the file that includes this. Sm90Config in src/gpu/kernels/sm90_config.rs mirrors the table; a test
 // of sm90.rs reads these lines. What was measured of them, and of others that did not win: benches/record/2026-11-23-nvidia-h200/sm90-kernels.md, and
-// benches/record/2026-11-26-nvidia-h200-sm90/kernels.md.
+// benches/record/2026-11-26-nvidia-h200-sm90/kernels.md and benches/record/2026-11-26-nvidia-h100-sm90.
 // (Shared memory is that of the kernel that needs most.)
 // name, rows, columns, warpgroups, shared operand, stages, atom, depth, unrolled k-blocks, store, residents, shared memory
-SM90(256x128, 256, 128, 2, SHARE_A, 3, 128, 1, 8, STORE_BOXES, 1, 220288)
+SM90(256x128, 256, 128, 2, SHARE_A, 3, 128, 1, 4, STORE_BOXES, 1, 220288)
 SM90(128x128, 128, 128, 2, SHARE_NONE, 5, 128, 1, 8, STORE_BOXES, 1, 202912)
 SM90_E4M3(128x160, 128, 160, 2, SHARE_NONE, 5, 160, 1, 4, STORE_DIRECT, 1, 207648)
 SM90_E4M3(128x192, 128, 192, 2, SHARE_NONE, 4, 192, 1, 4, STORE_BOXES, 1, 219264)
