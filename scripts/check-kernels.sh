@@ -5,7 +5,7 @@
 # a maximum of packed 16-bit floats: amax is exact, in FP32 or by integers; that the search finds one, a kernel that has it says. None may touch memory
 # before it waits for the kernel before (ptxas moves `ld.global.nc` over the wait), but for products that are links of chains, which load weights.
 # Of products whose order ptxas changes build.rs makes no image; that it is told of one, a kernel that has it says.
-# In products with two vectors of scales no warp may give a stage back while scales that it loaded from there are on their way (Sm90Math::give_back in sm90.cuh).
+# In products whose columns have scales of their own with each k-block no warp may give a stage back while scales that it loaded from there are on their way (Sm90Math::give_back in sm90.cuh).
 # Needs nvcc and cuobjdump, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -63,7 +63,7 @@ LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight|sixteen|narrow
 
 
 def overtaken(lines):
-    """Products with two vectors of scales in which an arrival at a barrier of the block does not wait for loads of pairs (scales of B) that were issued before it: those whose scoreboard nobody has
+    """Products with 1x128 scales of B in which an arrival at a barrier of the block does not wait for loads of pairs (scales of B) that were issued before it: those whose scoreboard nobody has
     waited for since. Of each instruction's second word the upper bits are the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
     found, arrivals, function, words = set(), {}, None, None
     for line in lines:
@@ -107,7 +107,7 @@ def faults(image):
         elif "Function : " in line and (found := FUNCTION.match(line)):
             function = f"{found[1]} for sm_{gpu}"
             functions.setdefault(gpu, []).append(found[1])
-            waited, vector = gpu < 90, "_vector_" in found[1]
+            waited, vector = gpu < 90, "_vector_" in found[1] or "_block_a_" in found[1]
         elif "HMNMX" in line and NARROW.search(line):
             narrow.add(function)
         elif "ACQBULK" in line:
@@ -250,7 +250,7 @@ for source in sources:
     failed = failed or not good
     functions, narrow, early, hasty, arrivals = found[source].result()
     # Each of them has math warps that give stages back.
-    silent = {name for names in functions.values() for name in names if "_vector_" in name and name not in arrivals}
+    silent = {name for names in functions.values() for name in names if re.search("_vector_|_block_a_", name) and name not in arrivals}
     for name in sorted(hasty | silent):
         print(f"{source}: {name} gives a stage back while scales that it loaded from there may be on their way, or nothing of it was seen")
         failed = True

@@ -162,6 +162,13 @@ impl Sm90Config {
         if matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped) {
             return self.casts_nothing();
         }
+        if kind == Kind::BlockA {
+            return Error::unsupported(
+                format!("the configuration {self} of a product with 128x128 scales of A"),
+                "256x128, 128x128, 64x128 and 64x64-two have kernels for it",
+                "ask for one of these configurations, or for none",
+            );
+        }
         if kind == Kind::VectorGrouped && self.k_parts() == 1 {
             return Error::unsupported(
                 format!("the configuration {self} of a product of groups of rows with 1x128 scales on both sides"),
@@ -195,7 +202,7 @@ impl Sm90Config {
             Kind::Codes | Kind::CodesGrouped => self.codes_tile(),
             Kind::Block | Kind::Vector | Kind::Outer => Some(self.tile()),
             Kind::Grouped | Kind::VectorOfK | Kind::OuterGrouped => (self.k_parts() == 1).then(|| self.tile()),
-            Kind::VectorGrouped => self.is_common().then(|| self.tile()),
+            Kind::VectorGrouped | Kind::BlockA => self.is_common().then(|| self.tile()),
         }
     }
 
@@ -211,6 +218,7 @@ impl Sm90Config {
             Kind::Vector => format!("gemm_{codes}_vector_{name}"),
             Kind::VectorGrouped => format!("gemm_{codes}_vector_{name}_grouped"),
             Kind::VectorOfK => format!("gemm_{codes}_vector_{name}_k_grouped"),
+            Kind::BlockA => format!("gemm_{codes}_block_a_{name}"),
             Kind::Outer => format!("gemm_{codes}_outer_{name}"),
             Kind::OuterGrouped => format!("gemm_{codes}_outer_{name}_grouped"),
             Kind::Codes => format!("gemm_{codes}_codes_{name}"),
@@ -276,6 +284,8 @@ pub(super) enum Kind {
     VectorGrouped,
     /// The same, of groups of k.
     VectorOfK,
+    /// 128x128 and 1x128 scales.
+    BlockA,
     /// Scales of rows or whole matrices.
     Outer,
     /// The same, of groups of rows.
@@ -291,12 +301,13 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Block,
         Self::Grouped,
         Self::Vector,
         Self::VectorGrouped,
         Self::VectorOfK,
+        Self::BlockA,
         Self::Outer,
         Self::OuterGrouped,
         Self::Codes,
@@ -309,6 +320,7 @@ impl Kind {
         match self {
             Self::Block | Self::Grouped => "gemm/sm90_block",
             Self::Vector | Self::VectorGrouped | Self::VectorOfK => "gemm/sm90_vector",
+            Self::BlockA => "gemm/sm90_block_a",
             Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",
             Self::Codes | Self::CodesGrouped | Self::Swiglu | Self::SwigluGrouped => "gemm/sm90_cast",
         }
@@ -322,8 +334,16 @@ const E5M2_FILES: [(&str, [Fp8Format; 2]); 2] = [
 ];
 
 /// What there are kernels of with E5M2 on one side.
-const E5M2_KINDS: [Kind; 7] =
-    [Kind::Block, Kind::Grouped, Kind::Vector, Kind::VectorGrouped, Kind::VectorOfK, Kind::Outer, Kind::OuterGrouped];
+const E5M2_KINDS: [Kind; 8] = [
+    Kind::Block,
+    Kind::Grouped,
+    Kind::Vector,
+    Kind::VectorGrouped,
+    Kind::VectorOfK,
+    Kind::BlockA,
+    Kind::Outer,
+    Kind::OuterGrouped,
+];
 
 /// E4M3 on both sides.
 pub(super) const E4M3_PAIR: [Fp8Format; 2] = [Fp8Format::E4M3; 2];
