@@ -74,7 +74,8 @@ struct Sm90Config {
     __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }
     static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 32 == 0 && (STORE == STORE_DIRECT || OUT_WIDE % 64 == 0), "whole atoms");
     static_assert(OUT_COLS <= 128 || (OUT_COLS % CUT == 0 && OUT_COLS <= 128 + CUT && ACROSS == 1 && (DEPTH == 1 || !CROSSED)), "a tile lies in two tiles of scales");
-    static_assert(END == END_NUMBERS || (OUT_COLS == 128 && SCALES == SCALES_BLOCK), "a row of a tile is a group; each part of B has one scale");
+    static_assert(END == END_NUMBERS || OUT_COLS == 128, "a row of a tile is a group; each part of B has one scale of 128x128");
+    static_assert(END == END_NUMBERS || SCALES == SCALES_BLOCK || (END == END_SWIGLU && SCALES == SCALES_OUTER), "scales of what is cast");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
     // Where k is divided: columns of a warpgroup that a block of the cluster ends, how many blocks end some, and their partial sums in the place of the stages.
     static constexpr u32 PART_WIDE = WIDE / SPLIT < 32 ? 32 : WIDE / SPLIT, ENDERS = WIDE / PART_WIDE, PART_BYTES = 128 * GROUPS * WAVES * PART_WIDE * 2;

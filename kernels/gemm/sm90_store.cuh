@@ -146,6 +146,9 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
         if (C::SCALES == SCALES_OUTER) touch(p.scales_b + (u64)(tile.group * p.group_b + at) * p.b_step);
         if (p.bias) touch((const char*)p.bias + (u64)(tile.group * p.group_bias + at) * (p.bias_type == 2 ? 4 : 2));
     }
+    // Of the second matrix.
+    if (C::SCALES == SCALES_OUTER && C::PARTS > 1 && 4 * lane < C::OUT_WIDE)
+        touch(p.scales_b + (u64)(tile.group * p.group_b + p.n + tile.col + col + 4 * lane) * p.b_step);
     if (!p.residual && p.beta == 0.0f) return;
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++) {

@@ -207,7 +207,7 @@ impl Sm90Call<'_> {
             // One for a matrix is that of all groups, unless each has its own.
             Sm90Scales::Outer { each: [a, b] } => {
                 let [of_a, of_groups_b] = self.scales_of_groups().map(|each| if each { groups } else { 1 });
-                (if a { m } else { of_a }, if b { of_b * n } else { of_groups_b })
+                (if a { m } else { of_a }, if b { of_b * parts * n } else { of_groups_b })
             }
         };
         self.check_operand(["A", "scales of A"], self.a, m, a_scales)?;
@@ -256,17 +256,20 @@ impl Sm90Call<'_> {
         Err(Error::unsupported(what, reason, remedy))
     }
 
-    /// Whether a kernel ends so: with 128x128 scales of B, and of two matrices nothing but SwiGLU, whose scales begin at tiles of their own.
+    /// Whether a kernel ends so: with 128x128 scales of B, or SwiGLU with scales of rows and matrices; and of two matrices nothing but SwiGLU, whose scales begin at tiles of their own.
     fn check_end(&self) -> Result<()> {
         let Self { n, layout, .. } = *self;
         let epilogue = self.beta != 0.0 || self.bias.is_some() || self.residual.is_some();
         let (what, reason, remedy) = match self.end {
             Sm90End::Numbers => return Ok(()),
-            _ if layout != Sm90Scales::Blocks => (
+            Sm90End::Codes(_) if layout != Sm90Scales::Blocks => (
                 "other scales than 1x128 and 128x128",
                 "no kernel reads them and casts D",
                 "cast D in a call of its own",
             ),
+            _ if matches!(layout, Sm90Scales::Vectors | Sm90Scales::BlocksOfA) => {
+                ("1x128 scales of B", "no kernel reads them and casts D", "cast D in a call of its own")
+            }
             _ if self.beta != 0.0 || self.residual.is_some() => (
                 "an old value of D or a residual",
                 "codes are of the product alone",
@@ -362,7 +365,14 @@ impl Sm90Call<'_> {
         let grouped = self.groups.is_some();
         match self.end {
             Sm90End::Codes(_) => return if grouped { Kind::CodesGrouped } else { Kind::Codes },
-            Sm90End::Swiglu(_) => return if grouped { Kind::SwigluGrouped } else { Kind::Swiglu },
+            Sm90End::Swiglu(_) => {
+                return match (self.layout, grouped) {
+                    (Sm90Scales::Outer { .. }, false) => Kind::OuterSwiglu,
+                    (Sm90Scales::Outer { .. }, true) => Kind::OuterSwigluGrouped,
+                    (_, false) => Kind::Swiglu,
+                    (_, true) => Kind::SwigluGrouped,
+                };
+            }
             Sm90End::Numbers => {}
         }
         self.groups.map_or(self.layout.of_whole(), |groups| self.layout.of_groups(groups.along))

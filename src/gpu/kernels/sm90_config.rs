@@ -159,7 +159,7 @@ impl Sm90Config {
                 "quantize both operands to e4m3, or ask for one of these configurations",
             );
         }
-        if matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped) {
+        if kind.casts() {
             return self.casts_nothing();
         }
         if kind == Kind::BlockA {
@@ -198,7 +198,7 @@ impl Sm90Config {
             return (self.multiplies(formats) && E5M2_KINDS.contains(&kind)).then(|| self.tile());
         }
         match kind {
-            Kind::Swiglu | Kind::SwigluGrouped => self.swiglu_tile(),
+            Kind::Swiglu | Kind::SwigluGrouped | Kind::OuterSwiglu | Kind::OuterSwigluGrouped => self.swiglu_tile(),
             Kind::Codes | Kind::CodesGrouped => self.codes_tile(),
             Kind::Block | Kind::Vector | Kind::Outer => Some(self.tile()),
             Kind::Grouped | Kind::VectorOfK | Kind::OuterGrouped => (self.k_parts() == 1).then(|| self.tile()),
@@ -225,6 +225,8 @@ impl Sm90Config {
             Kind::CodesGrouped => format!("gemm_{codes}_codes_{name}_grouped"),
             Kind::Swiglu => format!("gemm_{codes}_swiglu_{name}"),
             Kind::SwigluGrouped => format!("gemm_{codes}_swiglu_{name}_grouped"),
+            Kind::OuterSwiglu => format!("gemm_{codes}_outer_swiglu_{name}"),
+            Kind::OuterSwigluGrouped => format!("gemm_{codes}_outer_swiglu_{name}_grouped"),
         }
     }
 }
@@ -298,10 +300,14 @@ pub(super) enum Kind {
     Swiglu,
     /// The same, of groups of rows.
     SwigluGrouped,
+    /// Scales of rows or whole matrices, and SwiGLU of two products.
+    OuterSwiglu,
+    /// The same, of groups of rows.
+    OuterSwigluGrouped,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::Block,
         Self::Grouped,
         Self::Vector,
@@ -314,7 +320,14 @@ impl Kind {
         Self::CodesGrouped,
         Self::Swiglu,
         Self::SwigluGrouped,
+        Self::OuterSwiglu,
+        Self::OuterSwigluGrouped,
     ];
+
+    /// Whether D is not the sums.
+    pub(super) fn casts(self) -> bool {
+        self.file() == "gemm/sm90_cast"
+    }
 
     fn file(self) -> &'static str {
         match self {
@@ -322,7 +335,12 @@ impl Kind {
             Self::Vector | Self::VectorGrouped | Self::VectorOfK => "gemm/sm90_vector",
             Self::BlockA => "gemm/sm90_block_a",
             Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",
-            Self::Codes | Self::CodesGrouped | Self::Swiglu | Self::SwigluGrouped => "gemm/sm90_cast",
+            Self::Codes
+            | Self::CodesGrouped
+            | Self::Swiglu
+            | Self::SwigluGrouped
+            | Self::OuterSwiglu
+            | Self::OuterSwigluGrouped => "gemm/sm90_cast",
         }
     }
 }

@@ -60,8 +60,8 @@ fn the_table_is_that_of_the_kernels() {
 /// Those of kernels that cast D: of codes the same tiles as of numbers.
 #[test]
 fn the_table_of_casts_is_that_of_the_kernels() {
-    let of_kind = |kind, end: &str, parts| {
-        let rows = SOURCES[4].lines().filter_map(|line| line.strip_prefix("SM90(")?.strip_suffix(')'));
+    let of_kind = |kind, of: &str, end: &str, parts| {
+        let rows = SOURCES[4].lines().filter_map(|line| line.strip_prefix(of)?.strip_prefix('(')?.strip_suffix(')'));
         let rows: Vec<Vec<&str>> =
             rows.map(|row| row.split(", ").collect()).filter(|row: &Vec<&str>| row[1] == end).collect();
         let found = rows.iter().map(|row| (format!("gemm_fp8_{}", row[0]), tile_of(&row[2..], parts)));
@@ -70,8 +70,9 @@ fn the_table_of_casts_is_that_of_the_kernels() {
         assert_eq!(found.collect::<Vec<_>>(), known.collect::<Vec<_>>(), "{end}");
         rows.len()
     };
-    assert_eq!((of_kind(Kind::Codes, "END_CODES", 1), of_kind(Kind::Swiglu, "END_SWIGLU", 2)), (3, 2));
-    for grouped in [Kind::CodesGrouped, Kind::SwigluGrouped] {
+    assert_eq!((of_kind(Kind::Codes, "SM90", "END_CODES", 1), of_kind(Kind::Swiglu, "SM90", "END_SWIGLU", 2)), (3, 2));
+    assert_eq!(of_kind(Kind::OuterSwiglu, "SM90_OUTER", "END_SWIGLU", 2), 2);
+    for grouped in [Kind::CodesGrouped, Kind::SwigluGrouped, Kind::OuterSwigluGrouped] {
         let kernel = Sm90Config::Tile64x128.kernel(E4M3_PAIR, grouped);
         assert!(kernel.ends_with("_64x128_grouped"), "{kernel}");
     }
@@ -94,7 +95,9 @@ fn each_kind_has_kernels_of_its_own() {
             "codes_64x64_two",
             "codes_64x64_two_grouped",
             "swiglu_64x64_two",
-            "swiglu_64x64_two_grouped"
+            "swiglu_64x64_two_grouped",
+            "outer_swiglu_64x64_two",
+            "outer_swiglu_64x64_two_grouped"
         ]
         .map(|name| format!("gemm_fp8_{name}"))
     );
@@ -151,7 +154,7 @@ fn configurations_of_groups_are_those_of_the_kernels() {
         assert!(common || has(Kind::BlockA).unwrap_err().contains("with 128x128 scales of A"), "{config}");
         let words = has(Kind::VectorGrouped).err().unwrap_or_default();
         for (pair, kind) in E5M2_PAIRS.into_iter().flat_map(|pair| Kind::ALL.map(|kind| (pair, kind))) {
-            let casts = matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped);
+            let casts = kind.casts();
             let tile = config.tile_of(kind, pair);
             assert_eq!(tile, (common && !casts).then(|| config.tile()), "{config}, {kind:?}");
         }

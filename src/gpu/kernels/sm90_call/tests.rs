@@ -184,7 +184,15 @@ fn casts_of_d_have_codes_and_scales_and_no_more() {
         refused(256, recipe, |call| call.d_stride = 272, "row stride 272");
         refused(256, recipe, |call| call.beta = 1.0, "old value of D");
         refused(if swiglu { 64 } else { 72 }, recipe, |_| {}, "must be a multiple of");
-        refused(256, recipe, |call| call.layout = Sm90Scales::Outer { each: [false; 2] }, "other scales");
+        refused(
+            256,
+            recipe,
+            |call| call.layout = Sm90Scales::Vectors,
+            if swiglu { "1x128 scales of B" } else { "other scales" },
+        );
+        if !swiglu {
+            refused(256, recipe, |call| call.layout = Sm90Scales::Outer { each: [false; 2] }, "other scales");
+        }
         if swiglu {
             refused(256, recipe, |call| call.activation = Activation::Relu, "SwiGLU");
         }
