@@ -28,9 +28,10 @@ const SHAPES: [[usize; 3]; 6] = [
     [4096, 24576, 1536],
     [4096, 7168, 16384],
 ];
-const PAIRS: [(&str, Scheme, Scheme); 4] = [
+const PAIRS: [(&str, Scheme, Scheme); 5] = [
     ("block", Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F)),
     ("vector", Scheme::Fp8Group1x128(F), Scheme::Fp8Group1x128(F)),
+    ("block-a", Scheme::Fp8Group128x128(F), Scheme::Fp8Group1x128(F)),
     ("row", Scheme::Fp8Row(F), Scheme::Fp8Row(F)),
     ("tensor", Scheme::Fp8Tensor(F), Scheme::Fp8Tensor(F)),
 ];
@@ -161,7 +162,7 @@ fn measure(
     let accumulate = if case.add { Accumulate::Add } else { Accumulate::Replace };
     let mut jobs = Vec::new();
     for accumulation in
-        if ["block", "vector"].contains(&pair) { &[Accumulation::Precise][..] } else { &Accumulation::ALL }
+        if ["block", "vector", "block-a"].contains(&pair) { &[Accumulation::Precise][..] } else { &Accumulation::ALL }
     {
         let desc = GemmDesc::new(m, n, k, scheme_a, scheme_b, case.out)
             .with_epilogue(case.epilogue)

@@ -65,14 +65,14 @@ LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight|sixteen|narrow
 def overtaken(lines):
     """Products for Hopper in which an arrival at a barrier that math warps tell does not wait for loads from shared memory that were issued before it: those whose scoreboard nobody has
     waited for since. Loads behind the last wait for a barrier may be of the next stage, and on their way where the arrival goes to an address that follows from loads before that wait. Of two vectors
-    of scales only loads of pairs (scales of B) are looked at: those of A that are on their way there are of the next stage. Of each instruction's second word the upper bits are
+    of scales, or 128x128 scales of A and 1x128 scales of B, only loads of pairs (scales of B) are looked at: those of A that are on their way there are of the next stage. Of each instruction's second word the upper bits are
     the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
     found, arrivals, function, text = set(), {}, None, None
     for line in lines:
         if name := FUNCTION.match(line):
             # Of a scoreboard, of loads whose scoreboard is the next one's, and of registers: after how many waits for a barrier the loads were issued.
             function, waits_seen, waited_for, loose, of_registers = name[1], 0, {}, [], {}
-            load = "LDS.64" if "_vector_" in function else "LDS"
+            load = "LDS.64" if re.search("_vector_|_block_a_", function) else "LDS"
         elif first := re.match(r"\s*/\*[0-9a-f]{4,5}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
             text = first[1]
         elif text and (second := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/", line)):

@@ -17,12 +17,14 @@ use scaled_gemm::reference::{self, Swiglu};
 use scaled_gemm::{
     Activation, DType, Epilogue, Error, Formulation, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, FusedGemmArgs,
     FusedOut, GemmArgs, GemmDesc, GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, PlanOptions, QuantMatrix,
-    Result, Sm90Config, VecRef,
+    Result, Scheme, Sm90Config, SmallMConfig, SmallMOperands, VecRef,
 };
 use sm90::*;
 
 const CODES: [Sm90Config; 3] = [Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128];
 const SWIGLU: [Sm90Config; 2] = [Sm90Config::Tile128x128, Sm90Config::Tile64x128];
+/// What SwiGLU is of.
+const PAIRS: [(Scheme, Scheme); 3] = [(VEC, BLK), ROW_PAIR, TENSOR_PAIR];
 
 fn recipes() -> impl Iterator<Item = Fp8Recipe> {
     Fp8Recipe::all().filter(|r| (r.granularity, r.format) == (Fp8Granularity::Group1x128, Fp8Format::E4M3))
@@ -43,15 +45,22 @@ impl Products {
         Self::of(handle, &a, &b, epilogue)
     }
 
+    /// The same of these schemes.
+    fn of_pair(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], size: f32, pair: (Scheme, Scheme)) -> Self {
+        let a = quantized(&tiled(rng, m, k).mapv(|x| x * size), pair.0);
+        Self::of(handle, &a, &quantized(&tiled(rng, n, k), pair.1), None)
+    }
+
     fn of(handle: &Handle, a: &HostQuantMatrix, b: &HostQuantMatrix, bias: Option<&[f32]>) -> Self {
-        let [m, n, k] = [a.rows(), b.rows(), a.cols()];
+        let ([m, n, k], schemes) = ([a.rows(), b.rows(), a.cols()], (a.scheme(), b.scheme()));
         let (a, b) = (QuantMatrix::from_host(handle, a).unwrap(), QuantMatrix::from_host(handle, b).unwrap());
         let epilogue = Epilogue {
             bias: bias.map(|_| DType::F32),
             activation: if bias.is_some() { Activation::Gelu } else { Activation::None },
             residual: None,
         };
-        let desc = GemmDesc::new(m, n, k, VEC, BLK, DType::F32).with_epilogue(epilogue).with_batch_invariant(true);
+        let desc =
+            GemmDesc::new(m, n, k, schemes.0, schemes.1, DType::F32).with_epilogue(epilogue).with_batch_invariant(true);
         let mut d = poisoned(handle, m * n * 4);
         let bias = bias.map(|bias| handle.upload(bias).unwrap());
         let mut args =
@@ -136,9 +145,12 @@ fn each_kernel_once() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(271);
     let first = || recipes().take(1);
-    check_swiglu(&handle, &Products::new(&handle, &mut rng, [131, 256, 400], 1.0, None), "131", first());
+    for pair in PAIRS {
+        let of = Products::of_pair(&handle, &mut rng, [131, 256, 400], 1.0, pair);
+        check_swiglu(&handle, &of, &format!("{pair:?}"), first());
+    }
     check_codes(&handle, &mut rng, [131, 144, 400], 1.0, first());
-    Grouped::ALL.into_iter().for_each(|of| grouped(&handle, &mut rng, of));
+    Grouped::with_pairs().for_each(|(of, pair)| grouped(&handle, &mut rng, of, pair));
 }
 
 #[test]
@@ -148,8 +160,11 @@ fn swiglu_of_shapes_that_cut_tiles_stages_and_clusters() {
     for (i, k) in [16, 128, 144, 1040].into_iter().enumerate() {
         for (j, m) in [1, 63, 65, 127, 129, 257, 300].into_iter().enumerate() {
             let n = [128, 256, 384][(i + j) % 3];
-            let products = Products::new(&handle, &mut rng, [m, 2 * n, k], 1.0, None);
-            check_swiglu(&handle, &products, &format!("{m} x {n} x {k}"), recipes().skip(i + j).take(1));
+            for pair in PAIRS {
+                let products = Products::of_pair(&handle, &mut rng, [m, 2 * n, k], 1.0, pair);
+                let what = format!("{pair:?}, {m} x {n} x {k}");
+                check_swiglu(&handle, &products, &what, recipes().skip(i + j).take(1));
+            }
         }
     }
 }
@@ -159,19 +174,23 @@ fn swiglu_of_shapes_that_cut_tiles_stages_and_clusters() {
 fn swiglu_of_large_gates_and_every_rule() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(273);
-    for size in [1.0, 40.0, 1e4] {
+    for (size, pair) in PAIRS.into_iter().flat_map(|pair| [1.0, 40.0, 1e4].map(|size| (size, pair))) {
         let (m, n, k) = (70, 128, 272);
         let mut x = tiled(&mut rng, m, k).mapv(|x| x * size);
         x.row_mut(3).fill(0.0);
-        let mut codes = quantized(&x, VEC).logical_codes().to_vec();
+        let host = quantized(&x, pair.0);
+        let mut codes = host.logical_codes().to_vec();
         codes[5 * k] = 0x7F;
-        let mut scales = quantized(&x, VEC).logical_scales();
-        scales[3 * 7] = f32::INFINITY;
-        let a = HostQuantMatrix::from_logical(VEC, m, k, codes, &scales).unwrap();
-        let products = Products::of(&handle, &a, &quantized(&tiled(&mut rng, 2 * n, k), BLK), None);
+        let mut scales = host.logical_scales();
+        // One of a matrix would be that of all rows.
+        if scales.len() > 1 {
+            scales[3 * 7] = f32::INFINITY;
+        }
+        let a = HostQuantMatrix::from_logical(pair.0, m, k, codes, &scales).unwrap();
+        let products = Products::of(&handle, &a, &quantized(&tiled(&mut rng, 2 * n, k), pair.1), None);
         let far = products.sums.iter().filter(|x| x.abs() > 80.0).count();
         assert!(size < 2.0 || far > 100, "{far} numbers of {size} are far");
-        check_swiglu(&handle, &products, &format!("of size {size}"), recipes());
+        check_swiglu(&handle, &products, &format!("{pair:?} of size {size}"), recipes());
     }
 }
 
@@ -235,21 +254,29 @@ impl Grouped {
     fn is_swiglu(self) -> bool {
         matches!(self, Self::Swiglu | Self::SwigluNumbers)
     }
+
+    /// With all that each is of.
+    fn with_pairs() -> impl Iterator<Item = (Self, (Scheme, Scheme))> {
+        let pairs = |of: Self| if of.is_swiglu() { &PAIRS[..] } else { &PAIRS[..1] };
+        Self::ALL.into_iter().flat_map(move |of| pairs(of).iter().map(move |pair| (of, *pair)))
+    }
 }
 
 /// Groups one behind the other with gaps, or in slots, of which one is empty: each as alone, and nothing else is written; in a graph whose counts change.
-fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped) {
+fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped, pair: (Scheme, Scheme)) {
     let (groups, n, k, slot) = (4, 256, 272, 132);
     let parts = if of.is_swiglu() { 2 } else { 1 };
     let rows = groups * slot + 3;
-    let a = quantized(&tiled(rng, rows, k), VEC);
-    let b = quantized(&tiled(rng, groups * parts * n, k), BLK);
+    let a = quantized(&tiled(rng, rows, k), pair.0);
+    let b = quantized(&tiled(rng, groups * parts * n, k), pair.1);
     let part = |q: &HostQuantMatrix, from: usize, to: usize| {
         let values = q.logical_codes()[from * k..to * k].to_vec();
         let all = q.logical_scales();
         let each = k.div_ceil(128);
         let scales = match q.scheme() {
             VEC => all[from * each..to * each].to_vec(),
+            Scheme::Fp8Row(_) => all[from..to].to_vec(),
+            Scheme::Fp8Tensor(_) => all,
             _ => all[from / 128 * each..to / 128 * each].to_vec(),
         };
         HostQuantMatrix::from_logical(q.scheme(), to - from, k, values, &scales).unwrap()
@@ -269,7 +296,7 @@ fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped) {
         for (j, config) in if of.is_swiglu() { &SWIGLU[..] } else { &CODES[..] }.iter().enumerate() {
             // Of the bias, or of D.
             let dtype = WIDE[(2 * i + j) % 3];
-            let what = format!("{of:?}, {config}, {dtype}, masked: {masked}");
+            let what = format!("{of:?} of {pair:?}, {config}, {dtype}, masked: {masked}");
             let stride = n + 8 * (i + 1);
             let mut codes = poisoned_matrix(handle, VEC, rows, n);
             let mut numbers = handle.upload(&vec![0xFFu8; rows * stride * dtype.bytes()]).unwrap();
@@ -346,7 +373,7 @@ fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped) {
 fn groups_give_what_each_gives_alone() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(275);
-    Grouped::ALL.into_iter().for_each(|of| grouped(&handle, &mut rng, of));
+    Grouped::with_pairs().for_each(|(of, pair)| grouped(&handle, &mut rng, of, pair));
 }
 
 /// Several tiles a block, fewer k-blocks than stages, so that one warpgroup may run ahead of the other, far gates, and tiles of which one warpgroup has no columns: a race
@@ -358,13 +385,14 @@ fn the_same_bits_every_time() {
     let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
     for (k, size) in [(272, 1e4), (272, 1.0), (1040, 1.0)] {
         let (m, n) = (2000, 2048);
-        let of = Products::new(&handle, &mut rng, [m, 2 * n, k], size, None);
-        let want = coded(&of.swiglu(), recipe);
-        for round in 0..10 {
-            for config in SWIGLU {
+        for pair in PAIRS {
+            let of = Products::of_pair(&handle, &mut rng, [m, 2 * n, k], size, pair);
+            let want = coded(&of.swiglu(), recipe);
+            for (round, config) in (0..10).flat_map(|round| SWIGLU.map(|config| (round, config))) {
                 let mut d = target(&handle, m, n);
                 handle.fused_gemm(FusedGemmArgs::swiglu(&of.a, &of.b, &mut d).alpha(ALPHA).config(config)).unwrap();
-                assert_device_bits(&handle, &d, &want, &format!("{config}, k = {k}, size {size}, round {round}"));
+                let what = format!("{pair:?}, {config}, k = {k}, size {size}, round {round}");
+                assert_device_bits(&handle, &d, &want, &what);
             }
         }
         // The last tile along n has columns for one of the two warpgroups alone.
@@ -386,8 +414,9 @@ fn the_same_bits_every_time() {
 fn two_steps_give_the_bits_of_one_kernel() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(277);
-    for (i, (m, n, k)) in [(33, 2048, 1552), (256, 2048, 2064), (130, 1408, 4112)].into_iter().enumerate() {
-        let of = Products::new(&handle, &mut rng, [m, 2 * n, k], [1.0, 1e4, 1e-8][i], None);
+    let shapes = [(33, 2048, 1552), (256, 2048, 2064), (130, 1408, 4112)].into_iter().enumerate();
+    for (i, (m, n, k), pair) in shapes.flat_map(|(i, shape)| PAIRS.map(|pair| (i, shape, pair))) {
+        let of = Products::of_pair(&handle, &mut rng, [m, 2 * n, k], [1.0, 1e4, 1e-8][i], pair);
         let want = of.swiglu();
         for (recipe, out) in recipes().zip(WIDE.into_iter().cycle()) {
             let mut d = target(&handle, m, n);
@@ -398,7 +427,7 @@ fn two_steps_give_the_bits_of_one_kernel() {
                 "{text}"
             );
             handle.fused_gemm(args).unwrap();
-            assert_device_bits(&handle, &d, &coded(&want, recipe), &format!("{recipe:?}, m = {m}\n{text}"));
+            assert_device_bits(&handle, &d, &coded(&want, recipe), &format!("{pair:?}, {recipe:?}, m = {m}\n{text}"));
             let mut d = handle.upload(&vec![0xFFu8; m * (n + 4) * out.bytes()]).unwrap();
             let to = MatMut::new(&mut d, out, m, n).unwrap().with_row_stride(n + 4).unwrap();
             handle.fused_gemm(FusedGemmArgs::swiglu(&of.a, &of.b, to).alpha(ALPHA)).unwrap();
@@ -440,11 +469,18 @@ fn bad_input_is_refused() {
     let odd = zeros(BLK, 512, 128);
     refusal(fused(FusedGemmArgs::swiglu(&a, &odd, &mut zeros(VEC, 64, 256))), &["A's 256 columns"]);
     // Schemes, recipes and configurations that no kernel has.
-    let rows = (zeros(ROW_PAIR.0, 64, 256), zeros(ROW_PAIR.1, 512, 256));
+    let mut small = zeros(VEC, 64, 256);
+    let rows = (zeros(ROW_PAIR.0, 64, 256), zeros(TENSOR_PAIR.1, 512, 256));
     let ragged = (zeros(VEC, 64, 200), zeros(BLK, 512, 200));
     refusal(fused(FusedGemmArgs::swiglu(&ragged.0, &ragged.1, &mut zeros(VEC, 64, 256))), &["200", "multiple of 16"]);
-    let error = refusal(fused(FusedGemmArgs::swiglu(&rows.0, &rows.1, &mut zeros(VEC, 64, 256))), &["fp8-row"]);
-    assert!(error.to_string().contains("SwigluSource"), "{error}");
+    let words = ["fp8-row", "of fp8-tensor:e4m3 on both sides", "SwigluSource"];
+    refusal(fused(FusedGemmArgs::swiglu(&rows.0, &rows.1, &mut zeros(VEC, 64, 256))), &words);
+    let rows_of_b = zeros(ROW_PAIR.1, 512, 256);
+    let error = refusal(fused(FusedGemmArgs::quantized(&rows.0, &rows_of_b, &mut zeros(VEC, 64, 512))), &["fp8-row"]);
+    assert!(!error.to_string().contains("on both sides"), "{error}");
+    let few = FusedGemmArgs::swiglu(&rows.0, &rows_of_b, &mut small)
+        .small_m_config(SmallMConfig::all(SmallMOperands::Fp8).next().unwrap());
+    refusal(fused(few), &["scales of 1x128 and 128x128"]);
     let mut d = zeros(VEC, 64, 256);
     let row = Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3);
     refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut d).recipe(row)), &["fp8-row", "Group1x128"]);

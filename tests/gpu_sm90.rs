@@ -194,7 +194,8 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     };
     let desc = |a, b| GemmDesc::new(20, 520, 576, a, b, DType::Bf16);
     let good = desc(VEC, BLK);
-    refused(ask(desc(BLK, VEC)), &["sm90", "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3", "supports"]);
+    let mx = Scheme::Mxfp8(E4M3);
+    refused(ask(desc(mx, mx)), &["sm90", "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3", "supports"]);
     // The algorithm of a record is for its own formulation.
     let record = ask(good).unwrap().record().unwrap().to_json().unwrap();
     let (from, to) = ("\"formulation\": \"sm90\"", "\"formulation\": \"native\"");

@@ -32,6 +32,13 @@ fn hopper() -> Option<Handle> {
 
 /// Every pair of schemes, with E5M2 on either side.
 fn pairs() -> Vec<(Scheme, Scheme)> {
+    use Scheme::{Fp8Group1x128 as Vec128, Fp8Group128x128 as Blk};
+    let of = |a, b| (Blk(a), Vec128(b));
+    pairs_of_groups().into_iter().chain([of(E5M2, E4M3), of(E4M3, E5M2)]).collect()
+}
+
+/// Those of which groups of rows are multiplied, too.
+fn pairs_of_groups() -> Vec<(Scheme, Scheme)> {
     use Scheme::{Fp8Group1x128 as Vec128, Fp8Group128x128 as Blk, Fp8Row as Row, Fp8Tensor as Tensor};
     let of = |a, b| [(Vec128(a), Blk(b)), (Vec128(a), Vec128(b)), (Row(a), Row(b)), (Tensor(a), Tensor(b))];
     [of(E5M2, E4M3), of(E4M3, E5M2)].into_iter().flatten().collect()
@@ -152,8 +159,12 @@ fn plans_choose_what_there_is() {
         let (codes, scales) = (all.host_a.logical_codes().to_vec(), all.host_a.logical_scales());
         let mut want: Option<Vec<f32>> = None;
         for m in [most, 1, 33, 128] {
-            // Scales of rows are those of its rows, and one is that of all.
-            let own = if scales.len() < most { scales.clone() } else { scales[..scales.len() / most * m].to_vec() };
+            // Scales of rows and of tiles of 128 are those of its rows, and one is that of all.
+            let own = match pair.0 {
+                Scheme::Fp8Tensor(_) => scales.clone(),
+                Scheme::Fp8Group128x128(_) => scales[..m.div_ceil(128) * k.div_ceil(128)].to_vec(),
+                _ => scales[..scales.len() / most * m].to_vec(),
+            };
             let a = HostQuantMatrix::from_logical(pair.0, m, k, codes[..m * k].to_vec(), &own).unwrap();
             let ops = Operands::of(&handle, a, all.host_b.clone());
             let (case, extras) = (Case::new(DType::F32), Extras::new(&handle, &mut rng, m, n, &[]));
@@ -222,7 +233,7 @@ fn what_has_no_kernel_is_refused() {
 fn groups_are_what_each_is_alone() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(609);
-    for (i, pair) in pairs().into_iter().enumerate() {
+    for (i, pair) in pairs_of_groups().into_iter().enumerate() {
         let (shape, out) = [([256, 400], DType::Bf16), ([128, 1168], DType::F32), ([384, 144], DType::F16)][i % 3];
         check_alone(&handle, &mut rng, shape, ([1.0, -0.5][i % 2], out), pair, &CONFIGS);
     }
@@ -233,14 +244,14 @@ fn groups_are_what_each_is_alone() {
 fn groups_are_many_and_idle() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(610);
-    pairs().into_iter().for_each(|pair| check_many(&handle, &mut rng, pair, &CONFIGS));
+    pairs_of_groups().into_iter().for_each(|pair| check_many(&handle, &mut rng, pair, &CONFIGS));
 }
 
 #[test]
 fn graphs_follow_counts() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(611);
-    let pairs = pairs().into_iter();
+    let pairs = pairs_of_groups().into_iter();
     pairs.for_each(|pair| check_counts_that_change(&handle, &mut rng, KernelFamily::Sm90E5m2, pair));
 }
 
@@ -286,7 +297,7 @@ fn groups_without_kernels_are_refused() {
         let args = GroupedGemmArgs::new(&a, &b, 2, rows, d);
         handle.grouped_gemm(if let Some(config) = config { args.config(config) } else { args })
     };
-    for pair in pairs() {
+    for pair in pairs_of_groups() {
         for config in Sm90Config::ALL.into_iter().filter(|config| !CONFIGS.contains(config)) {
             let name = format!("the configuration {config} of a product of e");
             refused(

@@ -1,4 +1,4 @@
-//! What our product for sm_90 does behind the sums, and its scales of rows and whole matrices: every epilogue and scale layout in every configuration
+//! What our product for sm_90 does behind the sums, and its scales of rows and whole matrices, and of 128x128 of A: every epilogue and scale layout in every configuration
 //! within the f64 bound, the same bits in all of them, whatever m is and in graphs; biases and residuals at any place; biases of groups.
 #![cfg(feature = "cuda")]
 
@@ -19,7 +19,7 @@ use scaled_gemm::{
 };
 use sm90::*;
 
-const PAIRS: [(Scheme, Scheme); 4] = [(VEC, BLK), ROW_PAIR, VECTOR_PAIR, TENSOR_PAIR];
+const PAIRS: [(Scheme, Scheme); 5] = [(VEC, BLK), ROW_PAIR, VECTOR_PAIR, TENSOR_PAIR, BLOCK_A_PAIR];
 
 /// What the L2 cache adds up: the product and D's old value, and nothing else.
 fn added() -> Case {
@@ -52,7 +52,7 @@ fn epilogues() {
                 let bound = sums.with(&extras.inputs(&ops, &case), Gelu::Ieee).unwrap();
                 let mut firsts = std::collections::HashMap::new();
                 // Two of the configurations with each, every two of them in turn.
-                let all = Sm90Config::ALL;
+                let all = of_whole(pair.0, pair.1);
                 for config in [all[i % all.len()], all[(i + 1 + i / all.len() % (all.len() - 1)) % all.len()]] {
                     let mut plan = planned(&handle, &case.desc(&ops), config);
                     assert_eq!((plan.finish(), plan.workspace_bytes()), (Finish::Fused, 0), "{}", plan.explain());
@@ -76,7 +76,7 @@ fn shapes_that_cut_tiles_stages_and_clusters() {
     for (i, k) in [16, 112, 128, 144, 1040].into_iter().enumerate() {
         for (j, n) in [8, 120, 136, 264].into_iter().enumerate() {
             for (l, m) in [1, 63, 65, 127, 129, 300].into_iter().enumerate() {
-                let pair = PAIRS[(i + j + l) % 4];
+                let pair = PAIRS[(i + j + l) % PAIRS.len()];
                 let ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
                 let gap = [0, 8, 40][(i + j) % 3];
                 let extras = Extras::new(&handle, &mut rng, m, n, &[gap, 4]);
@@ -102,7 +102,7 @@ fn shapes_that_cut_tiles_stages_and_clusters() {
     // One kind of scales each, another one than in the list of whole products.
     for (i, shape) in LONG_OR_TALL.into_iter().enumerate() {
         let plain = Case { bias: Some(DType::F16), ..Case::new(DType::Bf16) };
-        worst = worst.max(check(&handle, &mut rng, shape, PAIRS[1 + i % 3], if i % 2 == 0 { plain } else { added() }));
+        worst = worst.max(check(&handle, &mut rng, shape, PAIRS[1 + i % 4], if i % 2 == 0 { plain } else { added() }));
     }
     println!("largest error {worst:.3} of its tolerance");
 }
@@ -127,7 +127,7 @@ fn operands_between_guards() {
             let ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
             let extras = Extras::new(&handle, &mut rng, m, n, &[case.gap]);
             // Half of the configurations with each, and both halves with each kind of scales.
-            for config in Sm90Config::ALL.into_iter().skip((i + j) % 2).step_by(2) {
+            for config in of_whole(pair.0, pair.1).into_iter().skip((i + j) % 2).step_by(2) {
                 check_guarded(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
             }
         }
@@ -145,7 +145,7 @@ fn biases_and_residuals_at_any_place() {
         let extras = Extras::new(&handle, &mut rng, m, n, &[0]);
         let case = Case { bias: Some(dtype), residual: Some(dtype), ..Case::new(DType::F16) };
         let desc = case.desc(&ops);
-        for config in Sm90Config::ALL {
+        for config in of_whole(pair.0, pair.1) {
             let mut plan = planned(&handle, &desc, config);
             let want = execute(&handle, &mut plan, &ops, &extras, &case);
             for offset in [1, 2, 3, 4] {
@@ -199,6 +199,61 @@ fn equal_rows_have_equal_results_for_any_m() {
     }
 }
 
+/// The same with 128x128 scales of A, wherever its tiles of 128 rows stand, and of plans that ask for it; a NaN scale of a tile is that of its rows.
+#[test]
+fn tiles_of_scales_of_a_are_those_of_their_rows() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(182);
+    let (most, n, k) = (1200usize, 520, 1168usize);
+    let all = quantized(&tiled(&mut rng, most, k), BLK);
+    let (w, blocks) = (quantized(&tiled(&mut rng, n, k), VEC), k.div_ceil(128));
+    let silu = Case { bias: Some(DType::Bf16), activation: Activation::Silu, alpha: 0.5, ..Case::new(DType::F32) };
+    for case in [Case::new(DType::Bf16), silu] {
+        let extras = Extras::new(&handle, &mut rng, most, n, &[]);
+        let rows = |start: usize, m: usize, config: Option<Sm90Config>, spoiled: Option<usize>| {
+            let codes = all.logical_codes()[start * k..(start + m) * k].to_vec();
+            let mut scales = all.logical_scales()[start / 128 * blocks..][..m.div_ceil(128) * blocks].to_vec();
+            if let Some(tile) = spoiled {
+                scales[tile * blocks + 3] = f32::NAN;
+            }
+            let a = HostQuantMatrix::from_logical(BLK, m, k, codes, &scales).unwrap();
+            let ops = Operands::of(&handle, a, w.clone());
+            let mut plan = match config {
+                Some(config) => planned(&handle, &case.desc(&ops), config),
+                None => handle.plan(&case.desc(&ops).with_batch_invariant(true)).unwrap(),
+            };
+            let mut output = Output::new(&handle, &ops, &extras, &case);
+            let args = output.args(&ops, &extras, &case).batch_invariant(config.is_none());
+            plan.execute(&handle, args).unwrap();
+            let stored = output.read(&handle, &plan.explain());
+            (stored.values(&ops, &case), stored.bytes)
+        };
+        let (_, want) = rows(0, most, Some(COMMON[0]), None);
+        let row = want.len() / most;
+        for m in [1, 64, 128, 129, 176, 300, 700, 1024] {
+            for (i, start) in [0, 128, 512, 1024].into_iter().filter(|start| start + m <= most).enumerate() {
+                for config in [Some(COMMON[(i + m) % 4]), None] {
+                    let found = rows(start, m, config, None).1;
+                    assert!(found == want[start * row..][..m * row], "{m} rows from {start} on, {config:?}, {case:?}");
+                }
+            }
+        }
+        for (tile, config) in
+            [(0, COMMON[0]), (1, COMMON[0]), (9, COMMON[0]), (2, COMMON[1]), (4, COMMON[2]), (9, COMMON[3])]
+        {
+            let (values, bytes) = rows(0, most, Some(config), Some(tile));
+            for (at, of_row) in values.rows().into_iter().enumerate() {
+                let spoiled = at / 128 == tile;
+                assert!(!spoiled || of_row.iter().all(|v| v.is_nan()), "{config}: row {at}, tile {tile}");
+                assert!(
+                    spoiled || bytes[at * row..][..row] == want[at * row..][..row],
+                    "{config}: row {at}, tile {tile}"
+                );
+            }
+        }
+    }
+}
+
 /// A NaN code or scale of A stays in its row, one of B in its column.
 #[test]
 fn not_a_number_stays_in_its_row() {
@@ -228,8 +283,9 @@ fn graphs_give_the_eager_bits_and_follow_a() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(178);
     let (m, n, k) = (300, 520, 656);
-    for (i, config) in Sm90Config::ALL.into_iter().enumerate() {
-        let mut ops = Operands::new(&handle, &mut rng, [m, n, k], PAIRS[i % 4]);
+    let with_all = Sm90Config::ALL.into_iter().enumerate().map(|(i, config)| (config, PAIRS[i % 4]));
+    for (config, pair) in with_all.chain(COMMON.map(|config| (config, BLOCK_A_PAIR))) {
+        let mut ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
         let extras = Extras::new(&handle, &mut rng, m, n, &[8]);
         let case = layer();
         let mut plan = planned(&handle, &case.desc(&ops), config);

@@ -163,12 +163,14 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
             const u32 first = OF_K ? tile.first_block : C::SPLIT > 1 ? rank * blocks / C::SPLIT : 0;
             const u32 end = OF_K ? first + tile.blocks : C::SPLIT > 1 ? (rank + 1) * blocks / C::SPLIT : blocks;
             // Of a tile without rows, whichever: its sums are not stored.
-            constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR;
-            const u32 scale_row = SCALED ? min(row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
+            constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
+            static_assert(!TILED_A || GROUPED == GROUPS_NONE, "rows of a group may begin inside a tile of 128x128 scales");
+            const u32 scale_row = TILED_A ? row / 128 : SCALED ? min(row, p.pitch_a - 4) : 0;
+            const u32 scale_bytes = TILED_A ? 16 * C::TILES_A * C::TWICE_A : SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
             // Scales of all groups' rows of B lie side by side, as those rows do.
             const u32 scale_col = VECTOR ? min(group_row + tile.col, p.pitch_b - 4) : 0;
             const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
-            const float* scales_a = p.scales_a + scale_row;
+            const float* scales_a = TILED_A ? p.scales_a + (u64)scale_row * p.pitch_a : p.scales_a + scale_row;
             const float* scales_b = VECTOR ? p.scales_b + scale_col
                 : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
             for (u32 block = first; block < end; block++) {
@@ -177,8 +179,20 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
                 if (of_scales) {
                     barrier_expect(full, scale_bytes + scale_bytes_b);
-                    copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
                     // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
+                    const u32 to_scales_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES;
+                    if (TILED_A) {
+                        const float* of_tiles = scales_a + block / 4 * 4;
+                        copy_bytes(to_scales_a, of_tiles, 16, full);
+                        if (C::TWICE_A > 1) copy_bytes(to_scales_a + 16, of_tiles, 16, full);
+                        if (C::TILES_A > 1) {
+                            // Of a tile without rows in D, those of the one above.
+                            const float* below = of_tiles + (scale_row < (p.m - 1) / 128 ? p.pitch_a : 0);
+                            for (u32 i = 0; i < C::TWICE_A; i++) copy_bytes(to_scales_a + 16 * (C::TWICE_A + i), below, 16, full);
+                        }
+                    } else {
+                        copy_bytes(to_scales_a, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
+                    }
                     const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
                     const u32 to_scales = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
                     copy_bytes(to_scales, of_block, VECTOR ? scale_bytes_b : 16, full);
@@ -219,7 +233,7 @@ constexpr bool LOOKED_AT = true;
 template <class C> struct Sm90Math {
     u32 shared;
     u32 a, b;     // the warpgroup's operands in stage 0
-    u32 scale_a;  // the thread's first scale there
+    u32 scale_a;  // the thread's first scale there; of 128x128 those of its rows, for four k-blocks
     u32 scale_b;  // likewise of B, where its rows have scales of their own
     u32 empty;    // the barriers of stages that were read, in the block that the lane tells
     u32 zero;     // see give_back
@@ -230,7 +244,7 @@ template <class C> struct Sm90Math {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         a = wgmma_operand(shared + down * C::TALL * 128);
         b = wgmma_operand(shared + C::B + across * C::OUT_WIDE * 128);
-        scale_a = shared + C::SCALES_A + (down * C::TALL + warp * 16 + lane / 4) * 4;
+        scale_a = shared + C::SCALES_A + (C::SCALES == SCALES_BLOCK_A ? down * C::TALL / 128 * C::TWICE_A * 16 : (down * C::TALL + warp * 16 + lane / 4) * 4);
         scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
         empty = shared + C::EMPTY;
         if (C::SHARERS > 1) empty = at_rank(empty, lane % C::SHARERS);
@@ -274,7 +288,8 @@ template <class C> struct Sm90Math {
     template <u32 BLOCKS, u32 EDGE, class F> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, const F& meanwhile) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
-        constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR, TOGETHER = SCALED && C::DEPTH > 1;
+        constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
+        constexpr bool TOGETHER = SCALED && C::DEPTH > 1 && !TILED_A;
         constexpr bool BEHIND = VECTOR && LOOKED_AT;
         static_assert((C::DEPTH + EACH - 1) / EACH < C::STAGES, "stages that wait for the next product");
         float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tiles[C::SCALE_PARTS] = {};
@@ -288,7 +303,7 @@ template <class C> struct Sm90Math {
                     barrier_wait(shared + C::FULL + 8 * stage, ring.parity);
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
-                    scale = scale_a + stage * C::SCALES_A_BYTES;
+                    scale = scale_a + stage * C::SCALES_A_BYTES + (TILED_A ? 4 * quarter : 0);
                     if (SCALED && !VECTOR)
 #pragma unroll
                         for (u32 part = 0; part < C::SCALE_PARTS; part++)
@@ -301,7 +316,10 @@ template <class C> struct Sm90Math {
                         }
                     ring.advance();
                 }
-                if (SCALED && !TOGETHER) {
+                if (TILED_A) {
+                    low[now] = shared_float(scale);
+                    high[now] = C::TWICE_A > 1 ? shared_float(scale + 16) : low[now];
+                } else if (SCALED && !TOGETHER) {
                     low[now] = shared_float(scale + wave * 256);
                     high[now] = shared_float(scale + wave * 256 + 32);
                     if (!VECTOR && !C::CROSSED) low[now] *= tile_of<EDGE>(tiles, atom), high[now] *= tile_of<EDGE>(tiles, atom);
@@ -565,9 +583,11 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
 
 // Of scales on both sides the body of the loop of the largest tile is four k-blocks: 0.96 of one's time, and eight were no faster (observed: H200, 2026-11). Those of 160 and 192 columns
 // are one: with more registers are spilled. For boxes of D, which is FP32 mostly, the largest has none left either.
-#define SM90_CONFIG_VECTOR(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)         \
-    SM90_CONFIG(NAME, SCALES_VECTOR, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH, \
-                ((ROWS) == 256 ? 4 : (COLS) > 128 ? 1 : (UNROLL)),                                           \
+#define SM90_CONFIG_VECTOR(NAME, ...) SM90_CONFIG_OF_COLUMNS(NAME, SCALES_VECTOR, __VA_ARGS__)
+
+#define SM90_CONFIG_OF_COLUMNS(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...) \
+    SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH,            \
+                ((ROWS) == 256 ? 4 : (COLS) > 128 ? 1 : (UNROLL)),                                               \
                 ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
 
 #define SM90_CONFIG_OF(NAME, END, SPLIT, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \

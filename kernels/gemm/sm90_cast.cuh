@@ -4,6 +4,38 @@
 #include "base/codec.cuh"
 #include "gemm/sm90_store.cuh"
 
+// Scales of rows and matrices of both products, as sm90_finish_sums has them of one. A tile has all of its columns: n is a multiple of 128.
+template <class C> __device__ __forceinline__ void sm90_scale_parts(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = threadIdx.x % 32, at = row + lane / 4;
+    const float one = p.b_step ? 0.0f : p.scales_b[(u64)tile.group * p.pitch_b];
+    const float* scales_a = p.scales_a + (p.a_step ? 0 : (u64)tile.group * p.pitch_a);
+    float of_rows[C::WAVES][2];
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 r = at + 64 * wave + 8 * half;
+            of_rows[wave][half] = (int)r < tile.rows ? scales_a[(u64)(tile.row + r) * p.a_step] : 0.0f;
+        }
+#pragma unroll
+    for (u32 part = 0; part < C::PARTS; part++) {
+        const float* scales = p.scales_b + tile.group * p.group_b + part * p.n + tile.col + col + 2 * (lane % 4);
+#pragma unroll
+        for (u32 c = 0; c < C::OUT_WIDE; c += 8) {
+            float of_col[2] = {one, one};
+#pragma unroll
+            for (u32 i = 0; i < 2; i++)
+                if (p.b_step) of_col[i] = scales[c + i];
+#pragma unroll
+            for (u32 wave = 0; wave < C::WAVES; wave++) {
+                float* v = &sum[wave][part * C::OUT_ATOMS + c / C::ATOM][c % C::ATOM / 8 * 4];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) v[i] = __fmul_rn(__fmul_rn(v[i], of_rows[wave][i / 2]), of_col[i % 2]);
+            }
+        }
+    }
+}
+
 // h = silu(gate) * up in the gate's place, operation by operation as the producer of src/reference/producers: gate * sigmoid(gate), times up.
 template <class C>
 __device__ __forceinline__ void sm90_swiglu(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
@@ -94,6 +126,7 @@ template <class C>
 __device__ __forceinline__ void sm90_store_cast(Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slab, u32 slab_beside) {
     if (C::END == END_SWIGLU) {
         if (p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
+        if (C::SCALES == SCALES_OUTER) sm90_scale_parts<C>(sum, p, tile, row, col);
         sm90_swiglu<C>(sum, p, tile, row, col, slab);
         if (!p.scales_d) return sm90_store_numbers<C>(sum, p, map, tile, row, col, slab);
     } else {

@@ -7,10 +7,12 @@
 constexpr u32 SHARE_NONE = 0;
 constexpr u32 SHARE_A = 1;
 
-// What multiplies codes: with each k-block 1x128 scales of A and 128x128 scales of B, or 1x128 scales of both; or scales of rows or whole matrices, at the end.
+// What multiplies codes: with each k-block 1x128 scales of A and 128x128 scales of B, 1x128 scales of both, or 128x128 scales of A and 1x128 scales of B; or scales of rows or
+// whole matrices, at the end.
 constexpr u32 SCALES_BLOCK = 0;
 constexpr u32 SCALES_OUTER = 1;
 constexpr u32 SCALES_VECTOR = 2;
+constexpr u32 SCALES_BLOCK_A = 3;
 
 // How a warp writes its part of a BF16 or F16 D: from registers, or through shared memory, or its warpgroup through the copy engine, which writes memory while the next tile is
 // multiplied. FP32 goes through shared memory.
@@ -53,7 +55,7 @@ struct Sm90Config {
     static constexpr u32 SLAB_BYTES = 2048, SLABS_BYTES = STORE == STORE_BOXES ? TALL * OUT_WIDE * 2 : 4 * SLAB_BYTES;
     // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
     static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
-    static constexpr u32 SCALES_B_BYTES = COLS * 4;  // of 128x128 scales 16, those of four k-blocks
+    static constexpr u32 SCALES_B_BYTES = COLS * 4;  // of 128x128 scales 16, those of four k-blocks, for each tile of them; of A likewise
     static constexpr u32 B = STAGES * A_BYTES, SLAB = B + STAGES * B_BYTES;
     static constexpr u32 SCALES_A = SLAB + GROUPS * SLABS_BYTES;
     static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
@@ -63,11 +65,19 @@ struct Sm90Config {
     static constexpr bool CROSSED = SPAN > 1 && ATOM > CUT && SCALES == SCALES_BLOCK;
     // Whether a tile whose D needs nothing but to be stored is while the next one's first product runs: where both have registers, and no other block of the multiprocessor multiplies then.
     static constexpr bool LATE = STORE == STORE_BOXES && ROWS == 256 && SCALES == SCALES_BLOCK && END == END_NUMBERS;
+    // What B's columns are multiplied by is their own. Tiles of 128x128 scales of A that a tile lies in, from the first row of one on: a warpgroup's rows are of one.
+    static constexpr bool OF_COLUMNS = SCALES == SCALES_VECTOR || SCALES == SCALES_BLOCK_A;
+    static constexpr u32 TILES_A = ROWS > 128 ? 2 : 1;
+    // How often their scales lie in a stage: for each half of the rows of an atom, where a warpgroup has more than one. With one number for both halves ptxas keeps sums of the largest
+    // tile in other registers from block to block, and spills some (observed: CUDA 13.0).
+    static constexpr u32 TWICE_A = WAVES > 1 ? 2 : 1;
+    static_assert(SCALES != SCALES_BLOCK_A || (ROWS <= 256 && TALL <= 128), "a warpgroup's rows lie in one tile of 128x128 scales");
     // Where an atom of a warpgroup begins in a stage of B, in rows.
     __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }
     static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 32 == 0 && (STORE == STORE_DIRECT || OUT_WIDE % 64 == 0), "whole atoms");
     static_assert(OUT_COLS <= 128 || (OUT_COLS % CUT == 0 && OUT_COLS <= 128 + CUT && ACROSS == 1 && (DEPTH == 1 || !CROSSED)), "a tile lies in two tiles of scales");
-    static_assert(END == END_NUMBERS || (OUT_COLS == 128 && SCALES == SCALES_BLOCK), "a row of a tile is a group; each part of B has one scale");
+    static_assert(END == END_NUMBERS || OUT_COLS == 128, "a row of a tile is a group; each part of B has one scale of 128x128");
+    static_assert(END == END_NUMBERS || SCALES == SCALES_BLOCK || (END == END_SWIGLU && SCALES == SCALES_OUTER), "scales of what is cast");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
     // Where k is divided: columns of a warpgroup that a block of the cluster ends, how many blocks end some, and their partial sums in the place of the stages.
     static constexpr u32 PART_WIDE = WIDE / SPLIT < 32 ? 32 : WIDE / SPLIT, ENDERS = WIDE / PART_WIDE, PART_BYTES = 128 * GROUPS * WAVES * PART_WIDE * 2;
@@ -83,8 +93,8 @@ template <class C> struct Sm90Part : C {
 struct Sm90Problem {
     u32 m, n, k;            // rows of A in all groups, or of each group's D; columns of D; k in all groups
     u32 raster;             // tiles along m that are walked before the next along n
-    const float* scales_a;  // vec128, `pitch_a` apart; SCALES_OUTER: of rows, `a_step` apart, or where that is 0 of groups, `pitch_a` apart
-    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_VECTOR: vec128; SCALES_OUTER: likewise
+    const float* scales_a;  // vec128, `pitch_a` apart; SCALES_BLOCK_A: blk128; SCALES_OUTER: of rows, `a_step` apart, or where that is 0 of groups, `pitch_a` apart
+    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_VECTOR, SCALES_BLOCK_A: vec128; SCALES_OUTER: likewise
     u32 pitch_a, pitch_b;
     void* d;  // [m][n], rows `stride_d` apart, each aligned to 16 bytes
     u64 stride_d;

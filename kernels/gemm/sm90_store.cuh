@@ -5,17 +5,17 @@
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
 
-// The lane, and the warp of its warpgroup. Between two vectors of scales the loop over k has no register left: what the end of a tile computes of numbers that are
+// The lane, and the warp of its warpgroup. With scales of columns the loop over k has no register left: what the end of a tile computes of numbers that are
 // known is computed before it and kept, and so they are asked for again.
 template <class C> __device__ __forceinline__ u32 sm90_lane() {
-    if constexpr (C::SCALES != SCALES_VECTOR) return threadIdx.x % 32;
+    if constexpr (!C::OF_COLUMNS) return threadIdx.x % 32;
     u32 lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 template <class C> __device__ __forceinline__ u32 sm90_warp() {
     u32 thread = threadIdx.x;
-    if constexpr (C::SCALES == SCALES_VECTOR) asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    if constexpr (C::OF_COLUMNS) asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread / 32 % 4;
 }
 
@@ -146,6 +146,9 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
         if (C::SCALES == SCALES_OUTER) touch(p.scales_b + (u64)(tile.group * p.group_b + at) * p.b_step);
         if (p.bias) touch((const char*)p.bias + (u64)(tile.group * p.group_bias + at) * (p.bias_type == 2 ? 4 : 2));
     }
+    // Of the second matrix.
+    if (C::SCALES == SCALES_OUTER && C::PARTS > 1 && 4 * lane < C::OUT_WIDE)
+        touch(p.scales_b + (u64)(tile.group * p.group_b + p.n + tile.col + col + 4 * lane) * p.b_step);
     if (!p.residual && p.beta == 0.0f) return;
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++) {

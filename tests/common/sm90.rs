@@ -15,6 +15,8 @@ pub const VEC: Scheme = Scheme::Fp8Group1x128(E4M3);
 pub const BLK: Scheme = Scheme::Fp8Group128x128(E4M3);
 /// 1x128 x 1x128.
 pub const VECTOR_PAIR: (Scheme, Scheme) = (VEC, VEC);
+/// 128x128 x 1x128.
+pub const BLOCK_A_PAIR: (Scheme, Scheme) = (BLK, VEC);
 pub const ROW_PAIR: (Scheme, Scheme) = (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
 pub const TENSOR_PAIR: (Scheme, Scheme) = (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3));
 
@@ -56,9 +58,15 @@ pub fn of_groups() -> Vec<Sm90Config> {
     Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1).collect()
 }
 
-/// Those with kernels of every kind: for E5M2 codes on one side, and for groups of rows with 1x128 scales on both.
+/// Those with kernels of every kind: for E5M2 codes on one side, for 128x128 scales of A, and for groups of rows with 1x128 scales on both.
 pub const COMMON: [Sm90Config; 4] =
     [Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128, Sm90Config::Tile64x64Two];
+
+/// Those that have kernels for whole products of these operands.
+pub fn of_whole(a: Scheme, b: Scheme) -> Vec<Sm90Config> {
+    let is_common = (a, b) == BLOCK_A_PAIR || [a, b].iter().any(|scheme| scheme.to_string().contains("e5m2"));
+    if is_common { COMMON.to_vec() } else { Sm90Config::ALL.to_vec() }
+}
 
 /// Those that have kernels for groups of rows of these operands.
 pub fn of_groups_with(pair: (Scheme, Scheme)) -> Vec<Sm90Config> {
@@ -78,7 +86,7 @@ pub fn check_operands(handle: &Handle, ops: &Operands, extras: &Extras, case: Ca
     let bound = ops.sums(Accumulation::Precise).with(&extras.inputs(ops, &case), Gelu::Ieee).unwrap();
     let mut firsts = std::collections::HashMap::new();
     let mut worst = 0f64;
-    for config in Sm90Config::ALL {
+    for config in of_whole(ops.host_a.scheme(), ops.host_b.scheme()) {
         let mut plan = planned(handle, &desc, config);
         assert_eq!(plan.finish(), Finish::Fused, "{}", plan.explain());
         let stored = execute(handle, &mut plan, ops, extras, &case);

@@ -91,8 +91,13 @@ fn a_row_with_a_pass_behind_it_has_the_same_bits_for_every_m() {
     let mut ways = BTreeSet::new();
     // Rows of B: those of two matrices of 128, of 1408 and of 2048 columns, which take one kernel at some m, and two steps at others.
     for (n, k, most) in [(256, 400, 8192), (2816, 1168, 4097), (4096, 2064, 1024)] {
-        let of = Rows { whole: Whole::new(&handle, &mut rng, [most, n, k], (VEC, BLK)), x: Array2::zeros((0, k)) };
-        for asked in every {
+        for (pair, asked) in
+            [(VEC, BLK), ROW_PAIR, TENSOR_PAIR].into_iter().flat_map(|pair| every.map(|asked| (pair, asked)))
+        {
+            if pair != (VEC, BLK) && (matches!(asked, Asked::Codes) || most > 4097) {
+                continue;
+            }
+            let of = Rows { whole: Whole::new(&handle, &mut rng, [most, n, k], pair), x: Array2::zeros((0, k)) };
             let all: Vec<usize> = (0..most).collect();
             let (want, _) = of.product(&handle, asked, &all, true);
             for m in MS.into_iter().filter(|m| *m <= most) {

@@ -73,16 +73,23 @@ impl Placed {
     }
 }
 
-fn check(handle: &Handle, rng: &mut Noise, k: usize, asked: Asked, of: Groups<'_>, configs: &[Sm90Config]) {
+fn check(
+    handle: &Handle,
+    rng: &mut Noise,
+    k: usize,
+    asked: Asked,
+    of: Groups<'_>,
+    (configs, pair): (&[Sm90Config], (Scheme, Scheme)),
+) {
     let (n, groups) = (256, of.map_or(1, |(starts, _)| starts.len()));
     let matrices = if matches!(asked, Asked::SwigluNumbers(_) | Asked::SwigluCodes) { 2 } else { 1 };
-    let host_a = quantized(&tiled(rng, M, k), VEC);
-    let host_b = quantized(&tiled(rng, groups * matrices * n, k), BLK);
+    let host_a = quantized(&tiled(rng, M, k), pair.0);
+    let host_b = quantized(&tiled(rng, groups * matrices * n, k), pair.1);
     let bias: Vec<f32> = (0..groups * n).map(|_| rng.normal()).collect();
     let bias_type = if let Asked::CodesOfEpilogue(dtype) = asked { dtype } else { DType::F32 };
     let bias = bytes_of(bias_type, &bias.iter().map(|x| round_to(bias_type, *x)).collect::<Vec<_>>());
     for config in configs {
-        let words = format!("{asked:?}, {config}, k = {k}, {groups} groups");
+        let words = format!("{asked:?} of {pair:?}, {config}, k = {k}, {groups} groups");
         let full = |bytes: usize| vec![0xFFu8; bytes];
         let (stride, d_bytes) = match asked {
             Asked::SwigluNumbers(dtype) => (n + 8, ((M - 1) * (n + 8) + n) * dtype.bytes()),
@@ -134,11 +141,15 @@ fn operands_between_guards() {
     let mut rng = Noise::new(279);
     let groups: Groups<'_> = Some((&[0, 64, 64, 140], &[61, 0, 70, 63]));
     for (k, of) in [(16, None), (400, None), (1168, None), (272, groups), (1040, groups)] {
-        for dtype in WIDE {
-            check(&handle, &mut rng, k, Asked::SwigluNumbers(dtype), of, &SWIGLU);
-            check(&handle, &mut rng, k, Asked::CodesOfEpilogue(dtype), of, &CODES);
+        for (dtype, pair) in WIDE.into_iter().flat_map(|dtype| PAIRS.map(|pair| (dtype, pair))) {
+            check(&handle, &mut rng, k, Asked::SwigluNumbers(dtype), of, (&SWIGLU, pair));
         }
-        check(&handle, &mut rng, k, Asked::SwigluCodes, of, &SWIGLU);
-        check(&handle, &mut rng, k, Asked::Codes, of, &CODES);
+        for dtype in WIDE {
+            check(&handle, &mut rng, k, Asked::CodesOfEpilogue(dtype), of, (&CODES, PAIRS[0]));
+        }
+        for pair in PAIRS {
+            check(&handle, &mut rng, k, Asked::SwigluCodes, of, (&SWIGLU, pair));
+        }
+        check(&handle, &mut rng, k, Asked::Codes, of, (&CODES, PAIRS[0]));
     }
 }

@@ -11,20 +11,26 @@ use crate::gpu::grouped::fit::{check_codes_apart, check_operands_apart};
 use crate::gpu::grouped::{GroupedA, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    Input, KernelFamily, Output, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,
+    Input, KernelFamily, Output, Sm90Scales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales,
+    SmallMWeights,
 };
 use crate::gpu::matrix::QuantMatrix;
 
 impl<'a> FusedGemmArgs<'a> {
     /// The configuration of `small-m` for FP8 operands: the one asked for, or the one that should be fastest where it is before `sm90`.
-    pub(super) fn small_m(&self, sm_count: usize) -> Result<Option<SmallMConfig>> {
-        let [m, n, k] = self.mnk();
+    pub(super) fn small_m(&self, layout: Sm90Scales, sm_count: usize) -> Result<Option<SmallMConfig>> {
+        let ([m, n, k], blocks) = (self.mnk(), layout == Sm90Scales::Blocks);
         if let Some(config) = self.small_m_config {
             let operands = config.block().operands();
-            if !self.swiglu || self.groups.is_some() || operands != SmallMOperands::Fp8 || self.config.is_some() {
+            if !self.swiglu
+                || !blocks
+                || self.groups.is_some()
+                || operands != SmallMOperands::Fp8
+                || self.config.is_some()
+            {
                 return Err(Error::unsupported(
                     format!("{config} of small-m in a product with the pass behind it"),
-                    "it is for SwiGLU of FP8 operands without groups, and for no configuration of sm90 beside it",
+                    "it is for SwiGLU of FP8 operands with scales of 1x128 and 128x128, without groups, and for no configuration of sm90 beside it",
                     "leave it out",
                 ));
             }
@@ -42,7 +48,7 @@ impl<'a> FusedGemmArgs<'a> {
             }
             return Ok(Some(config));
         }
-        let few = self.swiglu && self.groups.is_none() && self.config.is_none() && !self.batch_invariant;
+        let few = self.swiglu && blocks && self.groups.is_none() && self.config.is_none() && !self.batch_invariant;
         // Of both products the same rows as of one, where its alternative has a pass behind it (H200, 2026-11, the record of experts: 32 x 2048 x 7168 13 us for 31 in the kernel of
         // `sm90`; 32 x 18432 x 7168 87 for 80 by `sm90` and a pass).
         if !few || m > 32 || !small_m_rules::is_first(SmallMScales::Blocks, false, [m, 2 * n, k]) {

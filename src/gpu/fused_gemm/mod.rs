@@ -49,7 +49,7 @@ impl FusedOut<'_> {
     }
 }
 
-/// The operands of one product with the pass behind it. A: `fp8-1x128:e4m3`, m x k; B: `fp8-128x128:e4m3`, of columns k; or both as
+/// The operands of one product with the pass behind it. A: `fp8-1x128:e4m3`, m x k; B: `fp8-128x128:e4m3`, of columns k; of SwiGLU also both `fp8-row:e4m3` or both `fp8-tensor:e4m3`; or both as
 /// [`FusedGemmArgs::swiglu_weight_only`] says. Sums are FP32 from one block of 128 along k to the next; what follows is computed in FP32, and nothing is rounded in between.
 pub struct FusedGemmArgs<'a> {
     a: GroupedA<'a>,
@@ -72,17 +72,17 @@ const MOST_PLAIN_ROWS: usize = 64;
 
 /// Which kernels multiply.
 enum Way<'a> {
-    Sm90(&'a QuantMatrix),
+    Sm90(&'a QuantMatrix, Sm90Scales),
     /// The products, and a pass over them.
-    Sm90InSteps(&'a QuantMatrix, Sm90Config),
+    Sm90InSteps(&'a QuantMatrix, Sm90Scales, Sm90Config),
     SmallM(&'a QuantMatrix, SmallMConfig),
     FewRows(SmallMWeights, few::Gated),
 }
 
 impl<'a> FusedGemmArgs<'a> {
     /// `D = silu(alpha A Gᵀ) ∘ (alpha A Uᵀ)`: the gated MLP's first half. B holds the rows of G, then those of U, as engines stack `gate_proj` and `up_proj`:
-    /// 2n x k, n a multiple of 128 and k of 16. D, m x n: numbers, or codes for the next product. In the arithmetic of
-    /// [`reference::swiglu`](crate::reference::swiglu) of the two products in FP32.
+    /// 2n x k, n a multiple of 128 and k of 16. D, m x n: numbers, or `fp8-1x128:e4m3` codes for the next product. In the arithmetic of
+    /// [`reference::swiglu`](crate::reference::swiglu) of the two products in FP32. The scale of an `fp8-tensor` is that of both matrices, and of all groups.
     pub fn swiglu(a: &'a QuantMatrix, b: &'a QuantMatrix, d: impl Into<FusedOut<'a>>) -> Self {
         Self::of(GroupedA::Quantized(a), b, d.into(), true)
     }
@@ -193,13 +193,13 @@ impl<'a> FusedGemmArgs<'a> {
     fn way(&self, handle: &Handle) -> Result<Way<'a>> {
         match &self.a {
             GroupedA::Quantized(a) => {
-                self.check_pair(handle, a)?;
+                let layout = self.check_pair(handle, a)?;
                 self.check_shapes(handle)?;
-                Ok(match self.small_m(handle.device().sm_count as usize)? {
+                Ok(match self.small_m(layout, handle.device().sm_count as usize)? {
                     Some(config) => Way::SmallM(a, config),
                     None => match self.in_steps(handle.device().sm_count as usize) {
-                        Some(config) => Way::Sm90InSteps(a, config),
-                        None => Way::Sm90(a),
+                        Some(config) => Way::Sm90InSteps(a, layout, config),
+                        None => Way::Sm90(a, layout),
                     },
                 })
             }
@@ -233,9 +233,10 @@ impl<'a> FusedGemmArgs<'a> {
         }
     }
 
-    /// Refuses what the kernels of `sm90` do not read.
-    fn check_pair(&self, handle: &Handle, a: &QuantMatrix) -> Result<()> {
+    /// How the kernels of `sm90` read the scales. Refuses what they do not read.
+    fn check_pair(&self, handle: &Handle, a: &QuantMatrix) -> Result<Sm90Scales> {
         let Self { b, swiglu, .. } = self;
+        let (row, tensor) = (Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Tensor(Fp8Format::E4M3));
         let (vec, blk) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
         let (major, minor) = handle.device().compute_capability;
         let after = if *swiglu { "SwiGLU" } else { "a cast" };
@@ -257,10 +258,17 @@ impl<'a> FusedGemmArgs<'a> {
                 "a product with {after} in its kernel is for sm_90, and this GPU is sm_{major}{minor}"
             ));
         }
-        if (a.scheme(), b.scheme()) != (vec, blk) {
-            return refuse(format!("a product with {after} in its kernel is of {vec} and {blk}"));
-        }
-        pair::check_basis(a.basis(), b.basis())
+        let layout = match (a.scheme(), b.scheme()) {
+            pair if pair == (vec, blk) => Sm90Scales::Blocks,
+            pair if *swiglu && pair == (row, row) => Sm90Scales::Outer { each: [true; 2] },
+            pair if *swiglu && pair == (tensor, tensor) => Sm90Scales::Outer { each: [false; 2] },
+            _ => {
+                let others = if *swiglu { format!(", of {row} or of {tensor} on both sides") } else { String::new() };
+                return refuse(format!("a product with {after} in its kernel is of {vec} and {blk}{others}"));
+            }
+        };
+        pair::check_basis(a.basis(), b.basis())?;
+        Ok(layout)
     }
 
     /// Refuses operands that do not fit together.
@@ -353,10 +361,10 @@ impl<'a> FusedGemmArgs<'a> {
             FusedOut::Quantized(d) => d.scheme().to_string(),
         };
         let (launch, because) = match way {
-            Way::Sm90(_) => {
+            Way::Sm90(..) => {
                 (self.chosen(handle.device().sm_count as usize).to_string(), "our kernels for sm_90 serve this pair")
             }
-            Way::Sm90InSteps(_, config) => (
+            Way::Sm90InSteps(.., config) => (
                 format!("{config} for both products, and a pass over them"),
                 "its tiles fill the GPU better than those of one kernel, and the bits are the same",
             ),
@@ -409,9 +417,9 @@ impl Handle {
     /// [`Error::Unsupported`] for other recipes and configurations, operands of two bases or of another GPU, and in a capture for kernels that are not loaded and
     /// borrowed memory; [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
     pub fn fused_gemm(&self, mut args: FusedGemmArgs<'_>) -> Result<()> {
-        let a = match args.way(self)? {
-            Way::Sm90(a) => a,
-            Way::Sm90InSteps(a, config) => return args.multiply_in_steps(self, a, config),
+        let (a, layout) = match args.way(self)? {
+            Way::Sm90(a, layout) => (a, layout),
+            Way::Sm90InSteps(a, layout, config) => return args.multiply_in_steps(self, a, layout, config),
             Way::SmallM(a, config) => return args.multiply_codes(self, a, config),
             Way::FewRows(weights, config) => return args.multiply_plain(self, weights, config),
         };
@@ -457,7 +465,7 @@ impl Handle {
                     k,
                     a: Sm90Operand { codes: &a.codes, scales: &a.scales },
                     b: Sm90Operand { codes: &b.codes, scales: &b.scales },
-                    layout: Sm90Scales::Blocks,
+                    layout,
                     d,
                     d_stride,
                     d_type,

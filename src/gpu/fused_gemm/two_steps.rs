@@ -24,7 +24,13 @@ impl FusedGemmArgs<'_> {
         m * 2 * n * 4
     }
 
-    pub(super) fn multiply_in_steps(&mut self, handle: &Handle, a: &QuantMatrix, config: Sm90Config) -> Result<()> {
+    pub(super) fn multiply_in_steps(
+        &mut self,
+        handle: &Handle,
+        a: &QuantMatrix,
+        layout: Sm90Scales,
+        config: Sm90Config,
+    ) -> Result<()> {
         let [m, n, k] = self.mnk();
         let (queue, kernels, bytes) = (handle.queue(), handle.kernels(), self.both_bytes());
         kernels.load(queue, KernelFamily::Sm90)?;
@@ -43,7 +49,7 @@ impl FusedGemmArgs<'_> {
                 k,
                 a: Sm90Operand { codes: &a.codes, scales: &a.scales },
                 b: Sm90Operand { codes: &b.codes, scales: &b.scales },
-                layout: Sm90Scales::Blocks,
+                layout,
                 d: &both,
                 d_stride: 2 * n,
                 d_type: DType::F32,

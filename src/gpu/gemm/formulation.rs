@@ -17,7 +17,7 @@ pub enum Formulation {
     /// is the same sum. Second-level scales come in through alpha, or with our kernel.
     DequantizedBf16,
     /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: E4M3 on both sides or E5M2 on one of the two (then in four of the
-    /// [configurations](crate::Sm90Config)), with scales of 1x128 x 128x128, 1x128 x 1x128, of rows or of whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
+    /// [configurations](crate::Sm90Config)), with scales of 1x128 x 128x128, 1x128 x 1x128, 128x128 x 1x128 (in the same four), of rows or of whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
     /// BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. Where its tiles are few and k is long, blocks divide k
     /// ([`Sm90Config::k_parts`](crate::Sm90Config::k_parts)), and a row of D may change its last bits with m: who wants rows of the same bits whatever m is and whichever rows stand beside
     /// them asks for them by [`GemmDesc::batch_invariant`](crate::GemmDesc::batch_invariant).

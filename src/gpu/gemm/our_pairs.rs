@@ -16,6 +16,8 @@ pub(crate) fn grouped_pair(a: Scheme, b: Scheme) -> Result<Sm90Pair, String> {
     // One scale for a matrix and one for each row of the other are no pair that any way multiplies.
     let is_served = |scales: &Sm90Scales| match scales {
         Sm90Scales::Blocks | Sm90Scales::Vectors => true,
+        // A group of rows may begin inside a tile of them.
+        Sm90Scales::BlocksOfA => false,
         Sm90Scales::Outer { each: [of_a, of_b] } => of_a == of_b,
     };
     let pair = || {
@@ -23,7 +25,7 @@ pub(crate) fn grouped_pair(a: Scheme, b: Scheme) -> Result<Sm90Pair, String> {
         let formats = [fp8_format(a)?, fp8_format(b)?];
         (formats != [Fp8Format::E5M2; 2]).then_some(Sm90Pair { scales, formats })
     };
-    pair().ok_or_else(served_by_sm90)
+    pair().ok_or_else(|| served_by_sm90(&[(BLOCKS.0, BLOCKS.0)]))
 }
 
 /// Of codes of 8 bits without block scales.
@@ -48,14 +50,10 @@ fn served() -> String {
     format!("{} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves", BLOCKS.0, BLOCKS.1)
 }
 
-/// That, and what the kernels for sm_90 serve beside it.
-fn served_by_sm90() -> String {
-    format!(
-        "it serves {}, and {} x {}, each also with e5m2 codes on one of the two sides",
-        served(),
-        BLOCKS.0,
-        BLOCKS.0
-    )
+/// That, and these pairs, which the kernels for sm_90 serve beside it.
+fn served_by_sm90(beside: &[(Scheme, Scheme)]) -> String {
+    let beside: Vec<_> = beside.iter().map(|(a, b)| format!("{a} x {b}")).collect();
+    format!("it serves {}, and {}, each also with e5m2 codes on one of the two sides", served(), beside.join(" and "))
 }
 
 /// A pair of codes with FP32 scales that the kernels for sm_90 multiply.
@@ -79,7 +77,7 @@ pub(crate) fn sm90_pair(desc: &GemmDesc) -> Result<Sm90Pair, String> {
         let PairKind::Fp8(a, b) = pair_kind(desc) else { return None };
         Some(Sm90Pair { scales: Sm90Scales::of(a, b)?, formats: [fp8_format(desc.a.scheme()?)?, fp8_format(desc.b)?] })
     };
-    pair().ok_or_else(served_by_sm90)
+    pair().ok_or_else(|| served_by_sm90(&[(BLOCKS.0, BLOCKS.0), (BLOCKS.1, BLOCKS.0)]))
 }
 
 /// What the kernels for few rows take these operands for, or `None`.
@@ -152,7 +150,8 @@ mod tests {
         let [row, tensor] = [Scheme::Fp8Row(E4M3), Scheme::Fp8Tensor(E4M3)];
         assert_eq!(of(row.into(), row), pair(Sm90Scales::Outer { each: [true; 2] }, [E4M3; 2]));
         let (mx, nv, plain) = (Scheme::Mxfp8(E4M3), Scheme::Nvfp4, Operand::Plain(DType::Bf16));
-        for (a, b) in [(blk.into(), vec(E4M3)), (nv.into(), nv), (mx.into(), mx), (plain, nv), (plain, tensor)] {
+        assert_eq!(of(blk.into(), vec(E5M2)), pair(Sm90Scales::BlocksOfA, [E4M3, E5M2]));
+        for (a, b) in [(blk.into(), blk), (nv.into(), nv), (mx.into(), mx), (plain, nv), (plain, tensor)] {
             assert!(of(a, b).unwrap_err().contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"), "{a} x {b}");
         }
     }

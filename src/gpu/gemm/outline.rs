@@ -344,9 +344,11 @@ mod tests {
                 );
             }
             // Also of a record, which nobody asks whether the formulation is available.
-            for (a, b) in [(Scheme::Mxfp8(F), Scheme::Mxfp8(Fp8Format::E5M2)), (pair.1, pair.0)] {
+            for (a, b) in [(Scheme::Mxfp8(F), Scheme::Mxfp8(Fp8Format::E5M2)), (pair.1, pair.1)] {
                 assert!(outline(&desc(7, a, b), ours, Fused).unwrap_err().contains("serve"));
             }
+            let turned = outline(&desc(7, pair.1, pair.0), ours, Fused);
+            assert_eq!(turned.is_ok(), ours == Formulation::Sm90);
             let e5m2 = outline(&desc(7, Scheme::Fp8Group1x128(Fp8Format::E5M2), pair.1), ours, Fused);
             assert_eq!(e5m2.is_ok(), ours == Formulation::Sm90);
         }

@@ -205,7 +205,7 @@ mod tests {
         let mut unasked = Vec::new();
         for m in [1, 2, 7, 16, 32, 33, 128, 513, 4096, 8192] {
             let of = |a: Operand, b, out| GemmDesc::new(m, 4096, 7168, a, b, out).with_batch_invariant(true);
-            for (a, b) in [(vec, blk), (vec, vec), (row, row), (tensor, tensor), (wide, blk)] {
+            for (a, b) in [(vec, blk), (vec, vec), (blk, vec), (row, row), (tensor, tensor), (wide, blk), (blk, wide)] {
                 let a = a.into();
                 for out in [DType::Bf16, DType::F16, DType::F32] {
                     let add = of(a, b, DType::F32).with_accumulate(Accumulate::Add);
@@ -219,7 +219,7 @@ mod tests {
             assert_eq!(ways(&codes, H200), [(Sm90, Finish::EpilogueKernel)], "{codes}");
             let plain = Operand::Plain(DType::Bf16);
             let e5m2 = Scheme::Mxfp8(Fp8Format::E5M2);
-            for (a, b) in [(Operand::from(blk), vec), (plain, e5m2), (plain, Scheme::Fp8Row(Fp8Format::E5M2))] {
+            for (a, b) in [(Operand::from(blk), blk), (plain, e5m2), (plain, Scheme::Fp8Row(Fp8Format::E5M2))] {
                 assert_eq!(ways(&of(a, b, DType::Bf16), H200), [], "{a} x {b}");
             }
             for cc in [(8, 0), (8, 9), HOPPER, (10, 0), (12, 0)] {

@@ -1,6 +1,7 @@
 //! [`order`], [`order_of_whole`]: which configuration of our sm_90 product is tried first; [`sum_order`]: which give a row the same bits. Pure.
 
 use crate::format::Fp8Format;
+use crate::gpu::gemm::our_pairs::Sm90Pair;
 use crate::gpu::kernels::Sm90Config;
 
 /// Cycles of a multiprocessor: for 128 of k of one tile, and for the rest of a tile, of which what blocks that divide k send each other is a part.
@@ -140,9 +141,10 @@ pub(crate) fn sum_order(config: Sm90Config) -> SumOrder {
     }
 }
 
-/// Whether a product of such codes may be computed in this configuration: a batch-invariant one in those of one order, whatever m is.
-pub(crate) fn serves(config: Sm90Config, batch_invariant: bool, formats: [Fp8Format; 2]) -> bool {
-    config.multiplies(formats) && (!batch_invariant || sum_order(config) == SumOrder::BlockAfterBlock)
+/// Whether a product of such operands may be computed in this configuration: a batch-invariant one in those of one order, whatever m is.
+pub(crate) fn serves(config: Sm90Config, batch_invariant: bool, pair: Sm90Pair) -> bool {
+    pair.scales.multiply_in(config, pair.formats)
+        && (!batch_invariant || sum_order(config) == SumOrder::BlockAfterBlock)
 }
 
 /// Whether what was measured of E4M3 holds for these codes: the configuration that should be fastest has kernels for them. (Products of either take the same time.)

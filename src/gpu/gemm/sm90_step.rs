@@ -27,7 +27,7 @@ impl Sm90Product {
     /// Configurations, the one that should be fastest first.
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, search: Search) -> Self {
         let mut configs = order_of_whole([desc.m, desc.n, desc.k], sm_count);
-        configs.retain(|config| serves(*config, desc.batch_invariant, pair.formats));
+        configs.retain(|config| serves(*config, desc.batch_invariant, pair));
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, pair, sm_count, configs)
     }
@@ -174,6 +174,24 @@ mod tests {
                 }
             }
         }
+        // With blocks of A there are some configurations, all of one order.
+        let blk = Scheme::Fp8Group128x128(f);
+        for (m, formats) in [(1, [f, f]), (300, [Fp8Format::E5M2, f]), (8192, [f, Fp8Format::E5M2])] {
+            let [a, b] = [Scheme::Fp8Group128x128(formats[0]), Scheme::Fp8Group1x128(formats[1])];
+            for invariant in [false, true] {
+                let desc = GemmDesc::new(m, 576, 7168, a, b, DType::Bf16).with_batch_invariant(invariant);
+                let sum = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum;
+                let product =
+                    Sm90Product::ask(&desc, &sum, sm90_pair(&desc).unwrap(), 132, Search { candidates: 20, ..search });
+                let mut offered = product.configs.clone();
+                offered.sort();
+                use Sm90Config::{Tile64x64Two, Tile64x128, Tile128x128, Tile256x128};
+                assert_eq!(offered, [Tile256x128, Tile128x128, Tile64x128, Tile64x64Two], "{desc}");
+            }
+        }
+        assert!(
+            outline(&GemmDesc::new(16, 576, 7168, blk, blk, DType::Bf16), Formulation::Sm90, Finish::Fused).is_err()
+        );
         firsts.sort();
         firsts.dedup();
         let all: Vec<_> = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1).collect();

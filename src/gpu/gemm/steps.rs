@@ -87,7 +87,7 @@ impl Product {
         let none_such = |way| format!("{way} has no such algorithm for {} x {} and m = {}", desc.a, desc.b, desc.m);
         match (algorithm, outline.formulation) {
             (Algorithm::Sm90(config), Formulation::Sm90) => match sm90_pair(desc) {
-                Ok(pair) if sm90_rules::serves(*config, desc.batch_invariant, pair.formats) => {
+                Ok(pair) if sm90_rules::serves(*config, desc.batch_invariant, pair) => {
                     Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, pair, gpu.sm_count, *config)))))
                 }
                 _ => Ok(Err(none_such(Formulation::Sm90))),

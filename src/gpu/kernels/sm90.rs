@@ -1,5 +1,5 @@
-//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of FP8 codes, with 1x128 and 128x128
-//! scales, whole or of groups of rows, with 1x128 scales on both sides, whole or of groups of rows or k, and with scales of rows or whole matrices; what they store are
+//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu`, `sm90_block_a.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of FP8 codes, with 1x128 and 128x128
+//! scales, whole or of groups of rows, with 1x128 scales on both sides, whole or of groups of rows or k, with 128x128 and 1x128 scales, whole, and with scales of rows or whole matrices; what they store are
 //! numbers, or codes with 1x128 scales, or either of SwiGLU of two products. Codes are E4M3; of products that store numbers also E5M2 on one side (`sm90_e5m2_a.cu`,
 //! `sm90_e5m2_b.cu`).
 
@@ -81,10 +81,10 @@ impl Sm90Call<'_> {
         // Of numbers the rule has no part in it.
         let recipe = codes.map_or(Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3), |codes| codes.recipe);
         let each = match layout {
-            Sm90Scales::Blocks | Sm90Scales::Vectors => [false; 2],
+            Sm90Scales::Blocks | Sm90Scales::Vectors | Sm90Scales::BlocksOfA => [false; 2],
             Sm90Scales::Outer { each } => each,
         };
-        let (outer, of_groups) = (matches!(layout, Sm90Scales::Outer { .. }), self.scales_of_groups());
+        let of_groups = self.scales_of_groups();
         let more = beta != 0.0 || bias.is_some() || activation != Activation::None || residual.is_some();
         let starts = groups.and_then(|groups| match groups.rows {
             Sm90Rows::Starts(starts) => Some(starts),
@@ -101,10 +101,14 @@ impl Sm90Call<'_> {
             raster: tile.raster(),
             scales_a: a.scales.address,
             scales_b: b.scales.address,
-            pitch_a: if outer { u32::from(of_groups[0]) } else { m.next_multiple_of(4) as u32 },
+            pitch_a: match layout {
+                Sm90Scales::Outer { .. } => u32::from(of_groups[0]),
+                Sm90Scales::BlocksOfA => k_blocks(k).next_multiple_of(4) as u32,
+                Sm90Scales::Blocks | Sm90Scales::Vectors => m.next_multiple_of(4) as u32,
+            },
             pitch_b: match layout {
                 Sm90Scales::Outer { .. } => u32::from(of_groups[1]),
-                Sm90Scales::Vectors => (self.matrices()[0] * n).next_multiple_of(4) as u32,
+                Sm90Scales::Vectors | Sm90Scales::BlocksOfA => (self.matrices()[0] * n).next_multiple_of(4) as u32,
                 Sm90Scales::Blocks => k_blocks(k).next_multiple_of(4) as u32,
             },
             d: d.address,

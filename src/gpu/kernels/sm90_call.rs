@@ -17,6 +17,8 @@ pub(crate) enum Sm90Scales {
     Blocks,
     /// Both [`ScaleLayout::Vec128`].
     Vectors,
+    /// A's [`ScaleLayout::Blk128`], B's [`ScaleLayout::Vec128`]: of whole products.
+    BlocksOfA,
     /// Of A, then of B: one for each row, or one for the matrix.
     Outer { each: [bool; 2] },
 }
@@ -32,18 +34,35 @@ impl Sm90Scales {
         match (a, b) {
             (ScaleLayout::Vec128, ScaleLayout::Blk128) => Some(Self::Blocks),
             (ScaleLayout::Vec128, ScaleLayout::Vec128) => Some(Self::Vectors),
+            (ScaleLayout::Blk128, ScaleLayout::Vec128) => Some(Self::BlocksOfA),
             _ => Some(Self::Outer { each: [outer(a)?, outer(b)?] }),
         }
     }
 
-    /// What the kernels of groups that divide this are called by.
+    /// What the kernels of whole products that store numbers are called by.
+    fn of_whole(self) -> Kind {
+        match self {
+            Self::Blocks => Kind::Block,
+            Self::Vectors => Kind::Vector,
+            Self::BlocksOfA => Kind::BlockA,
+            Self::Outer { .. } => Kind::Outer,
+        }
+    }
+
+    /// What those of groups that divide this are called by. With blocks of A there are none, which [`Sm90Call::check`] says.
     fn of_groups(self, along: Sm90Along) -> Kind {
         match (self, along) {
             (Self::Blocks, _) => Kind::Grouped,
             (Self::Vectors, Sm90Along::Rows) => Kind::VectorGrouped,
             (Self::Vectors, Sm90Along::K) => Kind::VectorOfK,
+            (Self::BlocksOfA, _) => Kind::BlockA,
             (Self::Outer { .. }, _) => Kind::OuterGrouped,
         }
+    }
+
+    /// Whether there is a kernel of whole products of such codes in this configuration.
+    pub(crate) fn multiply_in(self, config: Sm90Config, formats: [Fp8Format; 2]) -> bool {
+        config.tile_of(self.of_whole(), formats).is_some()
     }
 
     /// Refuses a configuration without kernels for groups that divide this, of such codes.
@@ -151,8 +170,8 @@ impl Sm90Call<'_> {
         }
     }
 
-    /// Every length and alignment against what the kernel touches. Scales are copied 16 bytes at a time: of A as far as the rows of
-    /// [`ScaleLayout::Vec128`] are padded, of B those of four k-blocks, as [`ScaleLayout::Blk128`] is padded: all of it lies inside.
+    /// Every length and alignment against what the kernel touches. Scales are copied 16 bytes at a time: as far as the rows of
+    /// [`ScaleLayout::Vec128`] are padded, or those of four k-blocks, as [`ScaleLayout::Blk128`] is padded: all of it lies inside.
     pub(super) fn check(&self) -> Result<()> {
         let Self { m, n, k, .. } = *self;
         let (groups, parts, [of_b, of_d]) = (self.group_count(), self.parts(), self.matrices());
@@ -182,10 +201,13 @@ impl Sm90Call<'_> {
                 (ScaleLayout::Vec128.len(m, blocks), of_b * parts * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
             }
             Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(of_b * n, blocks)),
+            Sm90Scales::BlocksOfA => {
+                (ScaleLayout::Blk128.len(m.div_ceil(128), blocks), ScaleLayout::Vec128.len(n, blocks))
+            }
             // One for a matrix is that of all groups, unless each has its own.
             Sm90Scales::Outer { each: [a, b] } => {
                 let [of_a, of_groups_b] = self.scales_of_groups().map(|each| if each { groups } else { 1 });
-                (if a { m } else { of_a }, if b { of_b * n } else { of_groups_b })
+                (if a { m } else { of_a }, if b { of_b * parts * n } else { of_groups_b })
             }
         };
         self.check_operand(["A", "scales of A"], self.a, m, a_scales)?;
@@ -214,6 +236,11 @@ impl Sm90Call<'_> {
         let vectors = self.layout == Sm90Scales::Vectors;
         let more = self.bias.is_some() || self.residual.is_some() || self.activation != Activation::None;
         let (what, reason, remedy) = match self.groups.map(|groups| groups.along) {
+            Some(_) if self.layout == Sm90Scales::BlocksOfA => (
+                "groups with 128x128 scales of A",
+                "rows of a group may begin inside a tile of such scales",
+                "quantize A as fp8-1x128, or multiply the groups one by one",
+            ),
             Some(Sm90Along::K) if !vectors => (
                 "groups of k with other scales than 1x128 on both sides",
                 "the kernels of groups of k read these alone",
@@ -229,17 +256,20 @@ impl Sm90Call<'_> {
         Err(Error::unsupported(what, reason, remedy))
     }
 
-    /// Whether a kernel ends so: with 128x128 scales of B, and of two matrices nothing but SwiGLU, whose scales begin at tiles of their own.
+    /// Whether a kernel ends so: with 128x128 scales of B, or SwiGLU with scales of rows and matrices; and of two matrices nothing but SwiGLU, whose scales begin at tiles of their own.
     fn check_end(&self) -> Result<()> {
         let Self { n, layout, .. } = *self;
         let epilogue = self.beta != 0.0 || self.bias.is_some() || self.residual.is_some();
         let (what, reason, remedy) = match self.end {
             Sm90End::Numbers => return Ok(()),
-            _ if layout != Sm90Scales::Blocks => (
+            Sm90End::Codes(_) if layout != Sm90Scales::Blocks => (
                 "other scales than 1x128 and 128x128",
                 "no kernel reads them and casts D",
                 "cast D in a call of its own",
             ),
+            _ if matches!(layout, Sm90Scales::Vectors | Sm90Scales::BlocksOfA) => {
+                ("1x128 scales of B", "no kernel reads them and casts D", "cast D in a call of its own")
+            }
             _ if self.beta != 0.0 || self.residual.is_some() => (
                 "an old value of D or a residual",
                 "codes are of the product alone",
@@ -335,15 +365,17 @@ impl Sm90Call<'_> {
         let grouped = self.groups.is_some();
         match self.end {
             Sm90End::Codes(_) => return if grouped { Kind::CodesGrouped } else { Kind::Codes },
-            Sm90End::Swiglu(_) => return if grouped { Kind::SwigluGrouped } else { Kind::Swiglu },
+            Sm90End::Swiglu(_) => {
+                return match (self.layout, grouped) {
+                    (Sm90Scales::Outer { .. }, false) => Kind::OuterSwiglu,
+                    (Sm90Scales::Outer { .. }, true) => Kind::OuterSwigluGrouped,
+                    (_, false) => Kind::Swiglu,
+                    (_, true) => Kind::SwigluGrouped,
+                };
+            }
             Sm90End::Numbers => {}
         }
-        match (self.layout, self.groups) {
-            (layout, Some(groups)) => layout.of_groups(groups.along),
-            (Sm90Scales::Outer { .. }, None) => Kind::Outer,
-            (Sm90Scales::Vectors, None) => Kind::Vector,
-            (Sm90Scales::Blocks, None) => Kind::Block,
-        }
+        self.groups.map_or(self.layout.of_whole(), |groups| self.layout.of_groups(groups.along))
     }
 }
 

@@ -159,8 +159,15 @@ impl Sm90Config {
                 "quantize both operands to e4m3, or ask for one of these configurations",
             );
         }
-        if matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped) {
+        if kind.casts() {
             return self.casts_nothing();
+        }
+        if kind == Kind::BlockA {
+            return Error::unsupported(
+                format!("the configuration {self} of a product with 128x128 scales of A"),
+                "256x128, 128x128, 64x128 and 64x64-two have kernels for it",
+                "ask for one of these configurations, or for none",
+            );
         }
         if kind == Kind::VectorGrouped && self.k_parts() == 1 {
             return Error::unsupported(
@@ -191,11 +198,11 @@ impl Sm90Config {
             return (self.multiplies(formats) && E5M2_KINDS.contains(&kind)).then(|| self.tile());
         }
         match kind {
-            Kind::Swiglu | Kind::SwigluGrouped => self.swiglu_tile(),
+            Kind::Swiglu | Kind::SwigluGrouped | Kind::OuterSwiglu | Kind::OuterSwigluGrouped => self.swiglu_tile(),
             Kind::Codes | Kind::CodesGrouped => self.codes_tile(),
             Kind::Block | Kind::Vector | Kind::Outer => Some(self.tile()),
             Kind::Grouped | Kind::VectorOfK | Kind::OuterGrouped => (self.k_parts() == 1).then(|| self.tile()),
-            Kind::VectorGrouped => self.is_common().then(|| self.tile()),
+            Kind::VectorGrouped | Kind::BlockA => self.is_common().then(|| self.tile()),
         }
     }
 
@@ -211,12 +218,15 @@ impl Sm90Config {
             Kind::Vector => format!("gemm_{codes}_vector_{name}"),
             Kind::VectorGrouped => format!("gemm_{codes}_vector_{name}_grouped"),
             Kind::VectorOfK => format!("gemm_{codes}_vector_{name}_k_grouped"),
+            Kind::BlockA => format!("gemm_{codes}_block_a_{name}"),
             Kind::Outer => format!("gemm_{codes}_outer_{name}"),
             Kind::OuterGrouped => format!("gemm_{codes}_outer_{name}_grouped"),
             Kind::Codes => format!("gemm_{codes}_codes_{name}"),
             Kind::CodesGrouped => format!("gemm_{codes}_codes_{name}_grouped"),
             Kind::Swiglu => format!("gemm_{codes}_swiglu_{name}"),
             Kind::SwigluGrouped => format!("gemm_{codes}_swiglu_{name}_grouped"),
+            Kind::OuterSwiglu => format!("gemm_{codes}_outer_swiglu_{name}"),
+            Kind::OuterSwigluGrouped => format!("gemm_{codes}_outer_swiglu_{name}_grouped"),
         }
     }
 }
@@ -276,6 +286,8 @@ pub(super) enum Kind {
     VectorGrouped,
     /// The same, of groups of k.
     VectorOfK,
+    /// 128x128 and 1x128 scales.
+    BlockA,
     /// Scales of rows or whole matrices.
     Outer,
     /// The same, of groups of rows.
@@ -288,29 +300,47 @@ pub(super) enum Kind {
     Swiglu,
     /// The same, of groups of rows.
     SwigluGrouped,
+    /// Scales of rows or whole matrices, and SwiGLU of two products.
+    OuterSwiglu,
+    /// The same, of groups of rows.
+    OuterSwigluGrouped,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::Block,
         Self::Grouped,
         Self::Vector,
         Self::VectorGrouped,
         Self::VectorOfK,
+        Self::BlockA,
         Self::Outer,
         Self::OuterGrouped,
         Self::Codes,
         Self::CodesGrouped,
         Self::Swiglu,
         Self::SwigluGrouped,
+        Self::OuterSwiglu,
+        Self::OuterSwigluGrouped,
     ];
+
+    /// Whether D is not the sums.
+    pub(super) fn casts(self) -> bool {
+        self.file() == "gemm/sm90_cast"
+    }
 
     fn file(self) -> &'static str {
         match self {
             Self::Block | Self::Grouped => "gemm/sm90_block",
             Self::Vector | Self::VectorGrouped | Self::VectorOfK => "gemm/sm90_vector",
+            Self::BlockA => "gemm/sm90_block_a",
             Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",
-            Self::Codes | Self::CodesGrouped | Self::Swiglu | Self::SwigluGrouped => "gemm/sm90_cast",
+            Self::Codes
+            | Self::CodesGrouped
+            | Self::Swiglu
+            | Self::SwigluGrouped
+            | Self::OuterSwiglu
+            | Self::OuterSwigluGrouped => "gemm/sm90_cast",
         }
     }
 }
@@ -322,8 +352,16 @@ const E5M2_FILES: [(&str, [Fp8Format; 2]); 2] = [
 ];
 
 /// What there are kernels of with E5M2 on one side.
-const E5M2_KINDS: [Kind; 7] =
-    [Kind::Block, Kind::Grouped, Kind::Vector, Kind::VectorGrouped, Kind::VectorOfK, Kind::Outer, Kind::OuterGrouped];
+const E5M2_KINDS: [Kind; 8] = [
+    Kind::Block,
+    Kind::Grouped,
+    Kind::Vector,
+    Kind::VectorGrouped,
+    Kind::VectorOfK,
+    Kind::BlockA,
+    Kind::Outer,
+    Kind::OuterGrouped,
+];
 
 /// E4M3 on both sides.
 pub(super) const E4M3_PAIR: [Fp8Format; 2] = [Fp8Format::E4M3; 2];

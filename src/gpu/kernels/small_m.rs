@@ -63,7 +63,7 @@ impl SmallMScales {
         match Sm90Scales::of(a, b)? {
             Sm90Scales::Blocks => Some(Self::Blocks),
             Sm90Scales::Outer { each } => Some(Self::Outer { each }),
-            Sm90Scales::Vectors => None,
+            Sm90Scales::Vectors | Sm90Scales::BlocksOfA => None,
         }
     }
 }

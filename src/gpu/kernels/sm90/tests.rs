@@ -6,13 +6,14 @@ use super::*;
 use crate::gpu::kernels::sm90_config::{Kind, Sm90Config};
 
 const TABLE: &str = include_str!("../../../../kernels/gemm/sm90_table.cuh");
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     include_str!("../../../../kernels/gemm/sm90_config.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block.cu"),
     include_str!("../../../../kernels/gemm/sm90_outer.cu"),
     include_str!("../../../../kernels/gemm/sm90_vector.cu"),
     include_str!("../../../../kernels/gemm/sm90_cast.cu"),
     include_str!("../../../../kernels/gemm/sm90_e5m2.cuh"),
+    include_str!("../../../../kernels/gemm/sm90_block_a.cu"),
 ];
 
 /// E5M2 on either side.
@@ -59,8 +60,8 @@ fn the_table_is_that_of_the_kernels() {
 /// Those of kernels that cast D: of codes the same tiles as of numbers.
 #[test]
 fn the_table_of_casts_is_that_of_the_kernels() {
-    let of_kind = |kind, end: &str, parts| {
-        let rows = SOURCES[4].lines().filter_map(|line| line.strip_prefix("SM90(")?.strip_suffix(')'));
+    let of_kind = |kind, of: &str, end: &str, parts| {
+        let rows = SOURCES[4].lines().filter_map(|line| line.strip_prefix(of)?.strip_prefix('(')?.strip_suffix(')'));
         let rows: Vec<Vec<&str>> =
             rows.map(|row| row.split(", ").collect()).filter(|row: &Vec<&str>| row[1] == end).collect();
         let found = rows.iter().map(|row| (format!("gemm_fp8_{}", row[0]), tile_of(&row[2..], parts)));
@@ -69,8 +70,9 @@ fn the_table_of_casts_is_that_of_the_kernels() {
         assert_eq!(found.collect::<Vec<_>>(), known.collect::<Vec<_>>(), "{end}");
         rows.len()
     };
-    assert_eq!((of_kind(Kind::Codes, "END_CODES", 1), of_kind(Kind::Swiglu, "END_SWIGLU", 2)), (3, 2));
-    for grouped in [Kind::CodesGrouped, Kind::SwigluGrouped] {
+    assert_eq!((of_kind(Kind::Codes, "SM90", "END_CODES", 1), of_kind(Kind::Swiglu, "SM90", "END_SWIGLU", 2)), (3, 2));
+    assert_eq!(of_kind(Kind::OuterSwiglu, "SM90_OUTER", "END_SWIGLU", 2), 2);
+    for grouped in [Kind::CodesGrouped, Kind::SwigluGrouped, Kind::OuterSwigluGrouped] {
         let kernel = Sm90Config::Tile64x128.kernel(E4M3_PAIR, grouped);
         assert!(kernel.ends_with("_64x128_grouped"), "{kernel}");
     }
@@ -87,21 +89,27 @@ fn each_kind_has_kernels_of_its_own() {
             "vector_64x64_two",
             "vector_64x64_two_grouped",
             "vector_64x64_two_k_grouped",
+            "block_a_64x64_two",
             "outer_64x64_two",
             "outer_64x64_two_grouped",
             "codes_64x64_two",
             "codes_64x64_two_grouped",
             "swiglu_64x64_two",
-            "swiglu_64x64_two_grouped"
+            "swiglu_64x64_two_grouped",
+            "outer_swiglu_64x64_two",
+            "outer_swiglu_64x64_two_grouped"
         ]
         .map(|name| format!("gemm_fp8_{name}"))
     );
     assert_eq!(config.kernel(E5M2_PAIRS[0], Kind::Vector), "gemm_e5m2_e4m3_vector_64x64_two");
     assert_eq!(config.kernel(E5M2_PAIRS[1], Kind::Outer), "gemm_e4m3_e5m2_outer_64x64_two");
+    assert_eq!(config.kernel(E5M2_PAIRS[1], Kind::BlockA), "gemm_e4m3_e5m2_block_a_64x64_two");
     assert_eq!(config.kernel(E5M2_PAIRS[0], Kind::VectorOfK), "gemm_e5m2_e4m3_vector_64x64_two_k_grouped");
     assert_eq!(config.kernel(E5M2_PAIRS[1], Kind::Grouped), "gemm_e4m3_e5m2_block_64x64_two_grouped");
-    // Each of these makes a whole product and one of groups of rows, with two vectors of scales also one of groups of k.
-    for kind in ["SM90_E5M2(block", "SM90_E5M2(vector", "SM90_E5M2(outer", "SM90_E5M2_OF_K(vector"] {
+    // Each of these makes a whole product and one of groups of rows, with two vectors of scales also one of groups of k, with blocks of A a whole product alone.
+    for kind in
+        ["SM90_E5M2(block", "SM90_E5M2(vector", "SM90_E5M2(outer", "SM90_E5M2_OF_K(vector", "SM90_E5M2_WHOLE(block_a"]
+    {
         assert_eq!(SOURCES[5].matches(&format!("{kind}_##NAME)")).count(), 1);
     }
     for name in ["_##NAME, ", "_##NAME##_grouped, ", "_##NAME##_k_grouped, "] {
@@ -122,13 +130,14 @@ fn each_kind_has_kernels_of_its_own() {
         (3, "gemm_fp8_vector_##NAME##_k_grouped,"),
         (4, "gemm_fp8_##NAME,"),
         (4, "gemm_fp8_##NAME##_grouped,"),
+        (6, "gemm_fp8_block_a_##NAME,"),
     ] {
         let tables = if file < 4 && kernel.ends_with("NAME,") { 2 } else { 1 };
         assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), tables, "{kernel}");
     }
 }
 
-/// Of groups of rows with two vectors of scales the common configurations have kernels alone, and none has one of blocks that divide k.
+/// Of groups of rows with two vectors of scales, and with blocks of A, the common configurations have kernels alone, and none has one of blocks that divide k for groups.
 #[test]
 fn configurations_of_groups_are_those_of_the_kernels() {
     let row = |config: Sm90Config| {
@@ -141,10 +150,11 @@ fn configurations_of_groups_are_those_of_the_kernels() {
         for kind in [Kind::Grouped, Kind::OuterGrouped, Kind::VectorOfK] {
             assert_eq!(has(kind).is_ok(), !split, "{config}, {kind:?}");
         }
-        assert_eq!(has(Kind::VectorGrouped).is_ok(), common, "{config}");
+        assert_eq!([has(Kind::VectorGrouped).is_ok(), has(Kind::BlockA).is_ok()], [common; 2], "{config}");
+        assert!(common || has(Kind::BlockA).unwrap_err().contains("with 128x128 scales of A"), "{config}");
         let words = has(Kind::VectorGrouped).err().unwrap_or_default();
         for (pair, kind) in E5M2_PAIRS.into_iter().flat_map(|pair| Kind::ALL.map(|kind| (pair, kind))) {
-            let casts = matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped);
+            let casts = kind.casts();
             let tile = config.tile_of(kind, pair);
             assert_eq!(tile, (common && !casts).then(|| config.tile()), "{config}, {kind:?}");
         }
@@ -157,6 +167,7 @@ fn configurations_of_groups_are_those_of_the_kernels() {
         common.contains("SM90_E4M3(NAME, __VA_ARGS__)")
             && common.contains("##_grouped, Config_##NAME, GROUPS_OF_ROWS)")
     );
+    assert!(SOURCES[6].contains("#define SM90_E4M3(...)\n") && SOURCES[6].contains("#define SM90_SPLIT(...)\n"));
 }
 
 #[test]

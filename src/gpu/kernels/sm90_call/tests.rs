@@ -39,6 +39,9 @@ fn check_places(
             [m.next_multiple_of(4) * k.div_ceil(128), groups * n.div_ceil(128) * k.div_ceil(128).next_multiple_of(4)]
         }
         Sm90Scales::Vectors => [m, groups * n].map(|rows| rows.next_multiple_of(4) * k.div_ceil(128)),
+        Sm90Scales::BlocksOfA => {
+            [m.div_ceil(128) * k.div_ceil(128).next_multiple_of(4), n.next_multiple_of(4) * k.div_ceil(128)]
+        }
         Sm90Scales::Outer { each } => [if each[0] { m } else { 1 }, if each[1] { groups * n } else { 1 }],
     };
     let d = extent(m, n, d_stride);
@@ -181,7 +184,15 @@ fn casts_of_d_have_codes_and_scales_and_no_more() {
         refused(256, recipe, |call| call.d_stride = 272, "row stride 272");
         refused(256, recipe, |call| call.beta = 1.0, "old value of D");
         refused(if swiglu { 64 } else { 72 }, recipe, |_| {}, "must be a multiple of");
-        refused(256, recipe, |call| call.layout = Sm90Scales::Outer { each: [false; 2] }, "other scales");
+        refused(
+            256,
+            recipe,
+            |call| call.layout = Sm90Scales::Vectors,
+            if swiglu { "1x128 scales of B" } else { "other scales" },
+        );
+        if !swiglu {
+            refused(256, recipe, |call| call.layout = Sm90Scales::Outer { each: [false; 2] }, "other scales");
+        }
         if swiglu {
             refused(256, recipe, |call| call.activation = Activation::Relu, "SwiGLU");
         }
@@ -215,15 +226,17 @@ fn scales_of_rows_and_matrices_have_lengths_of_their_own() {
         lengths[3] = -1;
         assert!(grouped(layout, lengths).unwrap_err().starts_with("scales of B"));
     }
-    let check = |lengths, places| check_places([130, 136, 400], 136, None, Sm90Scales::Vectors, lengths, places);
-    check([0; OPERANDS], [0; OPERANDS]).unwrap();
-    for at in [1, 3] {
+    for (layout, at) in [Sm90Scales::Vectors, Sm90Scales::BlocksOfA].into_iter().flat_map(|l| [(l, 1), (l, 3)]) {
+        let check = |lengths, places| check_places([130, 136, 400], 136, None, layout, lengths, places);
+        check([0; OPERANDS], [0; OPERANDS]).unwrap();
         let (mut lengths, mut places) = ([0; OPERANDS], [0; OPERANDS]);
         lengths[at] = -1;
         assert!(check(lengths, places).unwrap_err().contains("must be at least"));
         places[at] = 8;
         assert!(check([0; OPERANDS], places).unwrap_err().contains("16-byte aligned"));
     }
+    let error = grouped(Sm90Scales::BlocksOfA, [0; OPERANDS]).unwrap_err();
+    assert!(error.contains("groups with 128x128 scales of A"), "{error}");
 }
 
 /// Of groups of k A and B are one matrix each, and D has one for each group: of the formats of others, and epilogues, there are no kernels.
