@@ -140,16 +140,40 @@ fn codes_to_codes() {
 }
 
 /// E4M3 codes to E2M1 in groups of 32 columns and more, which are found by thresholds (`kernels/cast/thresholds.cuh`): below each largest code of a group all that are
-/// smaller, under scales of which many make ties, and such as thresholds do not serve; least amax that count, and powers of two as well.
+/// smaller, under scales of which many make ties, and such as thresholds do not serve, beside others that they do; groups of zeros; NaN in single elements, at every place of a group among
+/// clean ones; least amax that count, and powers of two as well. (The reference refuses scales below 0.)
 #[test]
 fn every_code_below_every_largest() {
     let Some(handle) = handle() else { return };
-    let (rows, cols) = (126 * 12 + 37, 640);
-    let scales = [1.0, 0.25, 1.0 / 3.0, 0.7, 1.1e-30, 9e-31, 2f32.powi(-140), 0.0, 9e29, 1.1e30, 3e35, 3.1e-5];
+    let cols = 640;
+    let scales = [
+        1.0,
+        0.25,
+        1.0 / 3.0,
+        0.7,
+        1.1e-30,
+        9e-31,
+        2f32.powi(-140),
+        0.0,
+        9e29,
+        1.1e30,
+        3e35,
+        3.1e-5,
+        -0.0,
+        1.7,
+        f32::INFINITY,
+    ];
+    let rows = 126 * scales.len() + 37;
     let mut rng = Noise::new(925);
     let code = |row: usize, col: usize, noise: u64| {
         let (largest, group, at) = (1 + row % 126, col / 32, col % 32);
-        let magnitude = if at == group % 32 { largest } else { (31 * group + at) % (largest + 1) };
+        let magnitude = match row % 16 {
+            // At one place of the row after the other, and so in each lane of a group.
+            3 if col == row / 16 * 33 % cols => 0x7F,
+            5 | 11 if col / 128 == 2 => 0,
+            _ if at == group % 32 => largest,
+            _ => (31 * group + at) % (largest + 1),
+        };
         magnitude as u8 | if noise.is_multiple_of(2) { 0 } else { 0x80 }
     };
     let codes: Vec<u8> = (0..rows * cols).map(|i| code(i / cols, i % cols, rng.bits())).collect();

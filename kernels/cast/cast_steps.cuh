@@ -116,11 +116,13 @@ template <int SHIFT> __device__ __forceinline__ void cast_steps(const CastSource
         const float of_group = Of::OWN == 2 ? s[i] : Of::second() ? s[1] : s[0];
         float largest, other;
         decode_pair(E4M3, m[i], largest, other);
-        const float amax = fabsf(__fmul_rn(largest, of_group));
+        const float most = __fmul_rn(largest, of_group), amax = fabsf(most);
         const GroupScale scale = cast_scale<E2M1>(rule, amax);
         written[i] = scale.scale;
-        clean = clean && amax <= 3.402823466e38f && is_factor(scale.encode) && has_thresholds(of_group, scale.encode);
-        clean = first_thresholds(of_group, scale.encode, four[i]) && clean;
+        clean = clean && amax <= 3.402823466e38f && is_factor(scale.encode);
+        const bool all = first_thresholds(of_group, scale.encode, four[i]) && has_thresholds(of_group, scale.encode);
+        // +0 where all codes are zeros, or too small for their scale: all products are zeros of their codes' signs, and every threshold is above the largest code. -0: the scale has a sign.
+        clean = clean && (all || __float_as_uint(most) == 0);
     }
     if (!__all_sync(0xFFFFFFFFu, clean)) return cast_steps_far<SHIFT>(&source, start, n, &rule, &out);
 #pragma unroll
