@@ -56,6 +56,9 @@ impl<'a> GroupedWeightGradient<'a> {
     /// Groups begin at multiples of 128 rows, so that no two share a scale: slots are of such a length, and a group that starts elsewhere is left out (one
     /// before it that reaches into its first 128 rows takes what lies there); all else is as [`GroupedRows`] has it. dW of a group without rows is not touched.
     ///
+    /// Rows of the last 128 that a group has not are multiplied with it: they must be zeros in dY and X, as below, or zeros in one of the two and finite numbers in the other. Zero times a NaN
+    /// code, a NaN scale or an infinity of E5M2 is NaN, for all of that group's dW.
+    ///
     /// ```no_run
     /// # use scaled_gemm::{DType, DeviceBuffer, Fp8Format, GroupedRows, GroupedWeightGradient, Handle, MatMut, MatRef, QuantizeTo};
     /// # use scaled_gemm::{QuantMatrix, Recipe, Result, Scheme};

@@ -22,7 +22,7 @@ pub(crate) enum Sm90Along {
     /// The rows of A and D: `D_g = A_g B_g^T`.
     Rows,
     /// k, whose numbers are the rows of what A and B are transposes of: `D_g = A_g B_g^T` of columns of both. What of the last 128 a group has not must be
-    /// zeros in either.
+    /// zeros in both, or zeros on one side and finite numbers on the other: zero times a NaN code, a NaN scale or an infinity of E5M2 is NaN in all of `D_g`.
     K,
 }
 
