@@ -239,13 +239,14 @@ fn sm90_reads_no_weights_of_idle_experts() {
 fn sm90_of_e5m2_reads_no_weights_of_idle_experts() {
     alone(|| {
         let Some(handle) = handle_with(KernelFamily::Sm90E5m2) else { return };
-        use Scheme::{Fp8Group1x128 as Vec128, Fp8Row as Row, Fp8Tensor as Tensor};
+        use Scheme::{Fp8Group1x128 as Vec128, Fp8Group128x128 as Blk, Fp8Row as Row, Fp8Tensor as Tensor};
         let e5m2 = Fp8Format::E5M2;
         let pairs = [
             (Vec128(e5m2), BLK),
             (Vec128(e5m2), VEC),
             (Row(e5m2), Row(E4M3)),
             (Tensor(e5m2), Tensor(E4M3)),
+            (VEC, Blk(e5m2)),
             (VEC, Vec128(e5m2)),
             (Tensor(E4M3), Tensor(e5m2)),
         ];

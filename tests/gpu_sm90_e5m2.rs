@@ -20,7 +20,7 @@ use scaled_gemm::{
     HostQuantMatrix, KernelFamily, MatMut, PlanOptions, QuantMatrix, Scheme, Sm90Config, TuneRecord,
 };
 use sm90::{COMMON, E4M3, LONG_OR_TALL, of_groups, planned};
-use sm90_groups::{Groups, check_alone, check_counts_that_change, check_many, numbers};
+use sm90_groups::{Groups, check_alone, check_counts_that_change, check_groups_between_guards, check_many, numbers};
 
 const E5M2: Fp8Format = Fp8Format::E5M2;
 /// Those with kernels for them.
@@ -239,6 +239,21 @@ fn groups_are_what_each_is_alone() {
     }
 }
 
+/// A bias and SiLU behind the sums, too.
+#[test]
+fn groups_between_guards() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(613);
+    use Scheme::{Fp8Group1x128 as Vec128, Fp8Group128x128 as Blk, Fp8Row as Row};
+    for (pair, out) in [
+        ((Vec128(E5M2), Blk(E4M3)), DType::Bf16),
+        ((Vec128(E4M3), Vec128(E5M2)), DType::F32),
+        ((Row(E5M2), Row(E4M3)), DType::F16),
+    ] {
+        check_groups_between_guards(&handle, &mut rng, pair, out);
+    }
+}
+
 /// More groups than two rounds of a warp's lanes, most of them empty.
 #[test]
 fn groups_are_many_and_idle() {
@@ -255,30 +270,46 @@ fn graphs_follow_counts() {
     pairs.for_each(|pair| check_counts_that_change(&handle, &mut rng, KernelFamily::Sm90E5m2, pair));
 }
 
-/// Each group's own scale in the place of one: powers of two of it, which change no digit.
+/// Each group's own scale in the place of one: powers of two of it, which change no digit. Of A, of B and of both, whose products are all different, so that neither is taken for the other's.
 #[test]
 fn groups_have_scales_of_their_own() {
     let Some(handle) = hopper() else { return };
     let (mut rng, [n, k, slot]) = (Noise::new(612), [128, 272, 128]);
     for pair in pairs().into_iter().filter(|pair| matches!(pair.0, Scheme::Fp8Tensor(_))) {
         let of = Groups::of(&handle, &mut rng, [4 * slot, n, k], 4, DType::F32, pair);
-        let counts = numbers(&handle, &[128, 0, 5, 77]);
+        let (taken, by_a, by_b) = ([128i64, 0, 5, 77], [2.0f32, 0.5, 4.0, 0.25], [8.0f32, 1.0, 0.5, 0.125]);
+        let counts = numbers(&handle, &taken);
         let times =
             |host: &HostQuantMatrix, by: [f32; 4]| handle.upload(&by.map(|by| by * host.logical_scales()[0])).unwrap();
-        let (of_a, of_b) = (times(&of.host_a, [1.0, 2.0, 4.0, 0.25]), times(&of.host_b, [8.0, 1.0, 0.5, 0.125]));
-        let product = |own: bool| -> Vec<f32> {
-            let mut d = handle.upload(&vec![0f32; 4 * slot * n]).unwrap();
+        let (of_a, of_b) = (times(&of.host_a, by_a), times(&of.host_b, by_b));
+        let product = |own: [bool; 2]| -> Vec<f32> {
+            let mut d = handle.upload(&vec![f32::NAN; 4 * slot * n]).unwrap();
             let rows = GroupedRows::Masked { slot_rows: slot, counts: (&counts).into() };
             let target = MatMut::new(&mut d, DType::F32, 4 * slot, n).unwrap();
-            let args = GroupedGemmArgs::new(&of.a, &of.b, 4, rows, target);
-            let args = if own { args.scales_of_a(of_a.view()).scales_of_b(of_b.view()) } else { args };
+            let mut args = GroupedGemmArgs::new(&of.a, &of.b, 4, rows, target);
+            if own[0] {
+                args = args.scales_of_a(of_a.view());
+            }
+            if own[1] {
+                args = args.scales_of_b(of_b.view());
+            }
             handle.grouped_gemm(args).unwrap();
             handle.read(&d.view()).unwrap()
         };
-        let (one, own) = (product(false), product(true));
-        for (i, (one, own)) in one.iter().zip(&own).enumerate() {
-            let by = [8.0, 2.0, 2.0, 0.03125][i / (slot * n)];
-            assert!((one * by).to_bits() == own.to_bits(), "{pair:?}, row {}", i / n);
+        let one = product([false, false]);
+        for own in [[true, false], [false, true], [true, true]] {
+            let found = product(own);
+            for (g, (count, (by_a, by_b))) in taken.into_iter().zip(by_a.into_iter().zip(by_b)).enumerate() {
+                let by = if own[0] { by_a } else { 1.0 } * if own[1] { by_b } else { 1.0 };
+                let (all, written) = (g * slot * n..(g + 1) * slot * n, count as usize * n);
+                let ((one, idle_one), (found, idle)) =
+                    (one[all.clone()].split_at(written), found[all].split_at(written));
+                let words = format!("{pair:?}, scales of groups {own:?}, group {g}");
+                let same = |(one, found): (&f32, &f32)| (one * by).to_bits() == found.to_bits();
+                assert!(one.iter().zip(found).all(same), "{words}");
+                assert!(written == 0 || found.iter().any(|v| *v != 0.0 && v.is_finite()), "{words}: nothing but zeros");
+                assert!(idle_one.iter().chain(idle).all(|v| v.is_nan()), "{words}: rows of no group are written");
+            }
         }
     }
 }

@@ -6,12 +6,13 @@
 use ndarray::Array2;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
-    DType, Error, GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, QuantMatrix, Scheme,
-    Sm90Config,
+    Activation, DType, Error, GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, QuantMatrix,
+    Scheme, Sm90Config, VecRef,
 };
 
 use crate::common::gemm::*;
 use crate::common::*;
+use crate::guarded::{Arena, gathered_bytes, places_of_rows};
 use crate::sm90::*;
 
 /// A, B and D of a grouped product, with as many rows between groups as there are.
@@ -215,5 +216,51 @@ pub fn check_counts_that_change(handle: &Handle, rng: &mut Noise, family: Kernel
         handle.launch(&graph).unwrap();
         let places: Vec<_> = now.iter().enumerate().map(|(g, c)| ((g * slot) as i64, (*c).min(256))).collect();
         assert!(rows_of_d(handle, &d, 4 * slot, 2 * n, 0) == of.want(handle, 1.0, &places), "{now:?}, {pair:?}");
+    }
+}
+
+/// A, B, a bias, where groups lie and D in one allocation, 0xFF between them and in what is of no group: the bits of operands apart, and only rows of groups are written.
+pub fn check_groups_between_guards(handle: &Handle, rng: &mut Noise, pair: (Scheme, Scheme), out: DType) {
+    let (m, n, k, gap) = (401, 128, 400, 8);
+    let places = [(0, 63), (64, 0), (64, 1), (128, 130), (260, 141)];
+    let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
+    let bias = bytes_of(DType::Bf16, &(0..places.len() * n).map(|_| rng.normal()).collect::<Vec<_>>());
+    let mut of = Groups::of(handle, rng, [m, n, k], places.len(), out, pair);
+    of.poison_gaps(handle, &places);
+    let (row, pitch) = (n * out.bytes(), (n + gap) * out.bytes());
+    let d_bytes = m * pitch - gap * out.bytes();
+    for config in of_groups_with(pair) {
+        let call = |a: &QuantMatrix, b: &QuantMatrix, d: MatMut<'_>, rows: GroupedRows<'_>, bias: VecRef<'_>| {
+            let args = GroupedGemmArgs::new(a, b, places.len(), rows, d.with_row_stride(n + gap).unwrap());
+            handle.grouped_gemm(args.alpha(0.5).bias(bias).activation(Activation::Silu).config(config)).unwrap();
+        };
+        let count = places.len() * n;
+        let mut apart = handle.upload(&vec![0xFFu8; d_bytes]).unwrap();
+        {
+            let [starts, counts] = [&starts, &counts].map(|of| handle.upload(of).unwrap());
+            let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+            let bias = handle.upload(&bias).unwrap();
+            let bias = VecRef::new(&bias, DType::Bf16, count).unwrap();
+            call(&of.a, &of.b, MatMut::new(&mut apart, out, m, n).unwrap(), rows, bias);
+        }
+        let apart = handle.read_bytes(&apart.view()).unwrap();
+        let mut arena = Arena::new(handle, 4 << 20);
+        let mut d = arena.place(handle, &vec![0xFF; d_bytes], 16);
+        let at = arena.last().start;
+        let [a, b] = [&of.host_a, &of.host_b].map(|host| arena.matrix(handle, host));
+        let [starts, counts] = [&starts, &counts].map(|of| arena.numbers(handle, of));
+        let bias = arena.place(handle, &bias, 2);
+        let written: Vec<_> = places
+            .iter()
+            .flat_map(|(start, rows)| places_of_rows(at + *start as usize * pitch, *rows as usize, row, pitch))
+            .collect();
+        let before = arena.ready(handle);
+        let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+        let bias = VecRef::new(&bias, DType::Bf16, count).unwrap();
+        call(&a, &b, MatMut::new(&mut d, out, m, n).unwrap(), rows, bias);
+        let words = format!("{config}, {pair:?}");
+        let after = arena.read_behind(handle, &before, &written, &words);
+        assert!(after[at..at + d_bytes] == apart, "other bits than of operands apart: {words}");
+        assert!(gathered_bytes(&after, &written).iter().any(|byte| *byte != 0xFF), "{words}");
     }
 }

@@ -1,64 +1,21 @@
 //! Groups of the product for sm_90: between guards, and what is refused.
 
-use scaled_gemm::{Activation, VecRef};
+use scaled_gemm::Fp8Format::E5M2;
 
 use super::*;
-use crate::guarded::{Arena, gathered_bytes, places_of_rows};
 
-/// A, B, a bias, where groups lie and D in one allocation, 0xFF between them and in what is of no group: the bits of operands apart, and only rows of groups are written.
 #[test]
 fn groups_between_guards() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(159);
-    let (m, n, k, gap) = (401, 128, 400, 8);
-    let places = [(0, 63), (64, 0), (64, 1), (128, 130), (260, 141)];
-    let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
-    let bias = bytes_of(DType::Bf16, &(0..places.len() * n).map(|_| rng.normal()).collect::<Vec<_>>());
-    for (schemes, out) in [
+    for (pair, out) in [
         ((VEC, BLK), DType::Bf16),
         (VECTOR_PAIR, DType::Bf16),
         (VECTOR_PAIR, DType::F32),
         (ROW_PAIR, DType::F32),
         (TENSOR_PAIR, DType::F16),
     ] {
-        let mut of = Groups::of(&handle, &mut rng, [m, n, k], places.len(), out, schemes);
-        of.poison_gaps(&handle, &places);
-        let (row, pitch) = (n * out.bytes(), (n + gap) * out.bytes());
-        let d_bytes = m * pitch - gap * out.bytes();
-        for config in of_groups_with(schemes) {
-            let call = |a: &QuantMatrix, b: &QuantMatrix, d: MatMut<'_>, rows: GroupedRows<'_>, bias: VecRef<'_>| {
-                let args = GroupedGemmArgs::new(a, b, places.len(), rows, d.with_row_stride(n + gap).unwrap());
-                handle.grouped_gemm(args.alpha(0.5).bias(bias).activation(Activation::Silu).config(config)).unwrap();
-            };
-            let count = places.len() * n;
-            let mut apart = handle.upload(&vec![0xFFu8; d_bytes]).unwrap();
-            {
-                let [starts, counts] = [&starts, &counts].map(|of| handle.upload(of).unwrap());
-                let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
-                let bias = handle.upload(&bias).unwrap();
-                let bias = VecRef::new(&bias, DType::Bf16, count).unwrap();
-                call(&of.a, &of.b, MatMut::new(&mut apart, out, m, n).unwrap(), rows, bias);
-            }
-            let apart = handle.read_bytes(&apart.view()).unwrap();
-            let mut arena = Arena::new(&handle, 4 << 20);
-            let mut d = arena.place(&handle, &vec![0xFF; d_bytes], 16);
-            let at = arena.last().start;
-            let [a, b] = [&of.host_a, &of.host_b].map(|host| arena.matrix(&handle, host));
-            let [starts, counts] = [&starts, &counts].map(|of| arena.numbers(&handle, of));
-            let bias = arena.place(&handle, &bias, 2);
-            let written: Vec<_> = places
-                .iter()
-                .flat_map(|(start, rows)| places_of_rows(at + *start as usize * pitch, *rows as usize, row, pitch))
-                .collect();
-            let before = arena.ready(&handle);
-            let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
-            let bias = VecRef::new(&bias, DType::Bf16, count).unwrap();
-            call(&a, &b, MatMut::new(&mut d, out, m, n).unwrap(), rows, bias);
-            let words = format!("{config}, {schemes:?}");
-            let after = arena.read_behind(&handle, &before, &written, &words);
-            assert!(after[at..at + d_bytes] == apart, "other bits than of operands apart: {words}");
-            assert!(gathered_bytes(&after, &written).iter().any(|byte| *byte != 0xFF), "{words}");
-        }
+        check_groups_between_guards(&handle, &mut rng, pair, out);
     }
 }
 
@@ -78,23 +35,30 @@ fn groups_are_what_each_is_alone_with_two_vectors_of_scales() {
     check_many(&handle, &mut rng, VECTOR_PAIR, &COMMON);
 }
 
-/// Of every pair that one launch serves.
+/// Of every pair that one launch serves, in the configuration asked for and in the one that is chosen.
 #[test]
 fn explain_says_the_way_its_memory_and_why() {
     let Some(handle) = hopper() else { return };
     let (counts, mut buffer) = (numbers(&handle, &[1, 1]), poisoned(&handle, 1 << 20));
-    for (of_a, of_b) in [(VEC, BLK), VECTOR_PAIR, ROW_PAIR, TENSOR_PAIR] {
+    let with_e5m2 = [(Scheme::Fp8Group1x128(E5M2), BLK), (VEC, Scheme::Fp8Group1x128(E5M2))];
+    for (of_a, of_b) in [(VEC, BLK), VECTOR_PAIR, ROW_PAIR, TENSOR_PAIR].into_iter().chain(with_e5m2) {
         let [a, b] = [of_a, of_b].map(|scheme| QuantMatrix::zeros(&handle, scheme, 256, 128).unwrap());
-        for config in COMMON {
+        for config in COMMON.map(Some).into_iter().chain([None]) {
             let rows = GroupedRows::Masked { slot_rows: 128, counts: (&counts).into() };
             let d = MatMut::new(&mut buffer, DType::Bf16, 256, 128).unwrap();
-            let text = GroupedGemmArgs::new(&a, &b, 2, rows, d).config(config).explain(&handle).unwrap();
+            let mut args = GroupedGemmArgs::new(&a, &b, 2, rows, d);
+            if let Some(config) = config {
+                args = args.config(config);
+            }
+            let text = args.explain(&handle).unwrap();
             let what = format!("2 groups of {of_a} x {of_b}, n = 128, k = 128");
-            let way = format!("one launch of {config}, ");
             let why = "because our kernels for sm_90 serve this pair";
-            for words in [&what[..], &way, "no scratch memory", "empty groups take no time", why] {
+            for words in [&what[..], "no scratch memory", "empty groups take no time", why] {
                 assert!(text.contains(words), "{words:?} in {text}");
             }
+            let may_be = config.map_or(of_groups_with((of_a, of_b)), |config| vec![config]);
+            let says = |config: &Sm90Config| text.contains(&format!("one launch of {config}, "));
+            assert_eq!(may_be.iter().filter(|config| says(config)).count(), 1, "one of {may_be:?} in {text}");
         }
     }
 }

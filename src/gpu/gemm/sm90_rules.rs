@@ -255,6 +255,22 @@ mod tests {
         }
     }
 
+    /// The fastest of those that have kernels for E5M2 on one side, where the fastest of all has none.
+    #[test]
+    fn groups_are_multiplied_in_what_has_kernels() {
+        use Fp8Format::{E4M3, E5M2};
+        for (groups, mnk, of_all, of_e5m2) in [
+            (1, [512, 5120, 8192], Sm90Config::Tile128x160, Sm90Config::Tile256x128),
+            (1, [64, 18432, 7168], Sm90Config::Tile64x192, Sm90Config::Tile64x128),
+        ] {
+            for (formats, expected) in [([E4M3, E4M3], of_all), ([E5M2, E4M3], of_e5m2), ([E4M3, E5M2], of_e5m2)] {
+                let has_kernels = |config: &Sm90Config| config.multiplies(formats);
+                let found = first_of_groups(groups, mnk, 132, has_kernels);
+                assert_eq!(found, expected, "{groups} of {mnk:?}, {formats:?}");
+            }
+        }
+    }
+
     #[test]
     fn scales_of_rows_are_for_long_k_and_full_waves() {
         let first = |mnk| is_first_of_rows(mnk, 132);
