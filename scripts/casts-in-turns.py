@@ -68,12 +68,6 @@ def most_threads(kernel):
     return number.value
 
 
-def resident_blocks(kernel, threads):
-    number = ctypes.c_int()
-    check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(ctypes.byref(number), kernel, threads, ctypes.c_size_t(0)), "occupancy")
-    return number.value * torch.cuda.get_device_properties(0).multi_processor_count
-
-
 def launch(kernel, grid, threads, arguments):
     attribute = Attribute(id=LAUNCH_OVERLAP)
     attribute.value[0] = 1
@@ -232,9 +226,7 @@ class Bench:
             chosen = next((one for one in found if one[0]), None)
             if not chosen:
                 continue
-            kernel, grid, threads, is_flat, *at_once = chosen
-            if at_once:
-                grid = (min(grid[0], resident_blocks(kernel, threads)), 1, 1)
+            kernel, grid, threads, is_flat = chosen
             if threads > most_threads(kernel):  # blocks per channel of 64 columns
                 grid, threads = (-(-rows // 128) * -(-cols // 64), 1, 1), threads // 2
             r, c, g = (1, n, (1, grid_rows * grid_cols)) if is_flat else (rows, cols, (grid_rows, grid_cols))
