@@ -40,7 +40,7 @@ failed=0
 # Tests of these compare times, or ask how much memory the GPU has free: nothing runs beside them.
 alone='gpu_tune cli_gpu gpu_memory'
 # Suites whose kernels NVRTC compiles under `nvrtc`.
-compiled='gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear
+compiled='gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear
     gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_rows gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked'
 run_suite() { # name: one suite, with its words in a log, and how it ended beside that
     local threads=${TEST_THREADS:-4} begin=$SECONDS status=0
@@ -115,7 +115,7 @@ case $what in
     soak) soak ;;
     portable)
         # Kernels and plans of older GPUs on this one: NVRTC compiles the kernels. Those of 89 convert FP8 by instructions.
-        echo "## SCALED_GEMM_SM=80"; SCALED_GEMM_SM=80 run_tests gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_cast gpu_mxfp4
+        echo "## SCALED_GEMM_SM=80"; SCALED_GEMM_SM=80 run_tests gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_cast gpu_cast_shapes gpu_mxfp4
         echo "## SCALED_GEMM_SM=89"; SCALED_GEMM_SM=89 run_tests gpu_small_m_e2m1 gpu_small_m_e4m3 ;;
     nvrtc)
         [ $# -gt 0 ] || set -- $compiled
@@ -154,6 +154,8 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
             case $1-$2 in memcheck-gpu_idle_experts) options=(--report-api-errors no) ;; esac
             (cd "$here" && timeout "${SANITIZE_SECONDS:-300}" compute-sanitizer --target-processes all --tool "$1" "${options[@]}" \
                 "tests/$2" --test-threads 1 "${@:3}") >"$logs/$1-$2.log" 2>&1
+            # What was killed may have tests in processes of their own that passed.
+            [ $? != 124 ] || printf '\ntest result: FAILED. killed after %s s\n' "${SANITIZE_SECONDS:-300}" >>"$logs/$1-$2.log"
         }
         [ $# -gt 0 ] || set -- memcheck racecheck synccheck initcheck
         for tool in "$@"; do
@@ -177,17 +179,22 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     gpu_sm90) tests=(each_kernel_once groups_are slots_hold no_sense refus) ;;
                     gpu_sm90_epilogue) tests=(each_kernel_once any_place groups_have) ;;
                     gpu_fused_gemm) tests=(each_kernel_once bad_input) ;;
-                    gpu_sm90_e5m2) tests=(each_kernel_once) ;;
+                    gpu_sm90_e5m2) tests=(each_kernel_once groups_are) ;;
                     gpu_experts) tests=(slots_of_other_pairs gradients_of_experts) ;;
-                    gpu_experts_gradient) tests=(starts_give many_groups every_pair refused) ;;
+                    gpu_experts_gradient) tests=(starts_give gradients_in_e5m2 many_groups every_pair refused) ;;
                     # The others take large matrices, or thousands of launches.
                     gpu_cast_shapes) tests=(every_code sixteen_neighbours) ;;
                     gpu_amax) tests=(rows_of_codes rows_of_gradients whole_matrices members_of) ;;
-                    gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated | gpu_small_m_groups) tests=(each_kernel_once not_a_number graphs refus any_numbers) ;;
+                    gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3) tests=(each_kernel_once not_a_number graphs refus) ;;
+                    gpu_small_m_gated) tests=(each_kernel_once graphs refus) ;;
+                    gpu_small_m_groups) tests=(each_kernel_once graphs refus any_numbers) ;;
                     gpu_small_m_passes) tests=(fp8_weights invariant) ;;
                     # Every kernel of a layer, and tokens that are no multiple of anything.
                     gpu_linear) tests=(any_type scales_that_change no_tokens refused) ;;
-                    gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once each_activation_once many_rows large requantizing norms gradients unaligned gathered given_scales refus) ;;
+                    gpu_cast) tests=(each_kernel_once many_rows large requantizing unaligned gathered given_scales refus) ;;
+                    gpu_producers) tests=(each_kernel_once each_activation_once many_rows gathered refus) ;;
+                    gpu_produced_targets) tests=(each_kernel_once each_activation_once gathered given_scale refus) ;;
+                    gpu_fused) tests=(each_kernel_once norms gradients refus) ;;
                     # There the driver refuses a wait, as it should, which the tool counts as an error.
                     gpu_foreign_captures) tests=(--skip a_capture_that_its_closure_replaces --skip a_capture_that_cudarc_breaks) ;;
                     # Chains of hundreds of large layers, and products of thousands of rows, are for the suites themselves.
@@ -203,22 +210,25 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                         gpu_gemm) tests=(e4m3_output) ;;
                         gpu_grouped) tests=(each_kernel_once more_than_one any_numbers) ;;
                         gpu_epilogue | gpu_cast | gpu_cast_back | gpu_producers | gpu_produced_targets | gpu_fused | gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) ;;
+                        gpu_cast_shapes) tests=(every_code) ;;
                         gpu_linear) tests=(scales_that_change) ;;
-                        gpu_sm90) tests=(each_kernel_once groups_are) ;;
-                        gpu_sm90_epilogue | gpu_sm90_e5m2 | gpu_fused_gemm | gpu_repacked) tests=(each_kernel_once) ;;
+                        gpu_sm90 | gpu_sm90_e5m2) tests=(each_kernel_once groups_are) ;;
+                        gpu_sm90_epilogue | gpu_fused_gemm | gpu_repacked) tests=(each_kernel_once) ;;
                         gpu_chains) tests=(each_link_once) ;;
                         gpu_batch_invariant) tests=(what_stands) ;;
                         gpu_quantize_a) tests=(each_scheme_once) ;;
                         gpu_experts_rows) tests=(between_groups) ;;
-                        gpu_experts_gradient) tests=(starts_give) ;;
+                        gpu_experts_gradient) tests=(starts_give gradients_in_e5m2) ;;
                         gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated | gpu_small_m_groups) tests=(each_kernel_once) ;;
                         *) continue ;;
                     esac
                 fi
                 # It slows kernels a hundredfold: large matrices would take all of its time.
                 case $tool-$name in racecheck-gpu_grouped) tests=(each_kernel_once more_than_one) ;; esac
-                case $tool-$name in racecheck-gpu_cast | racecheck-gpu_cast_back | racecheck-gpu_producers | racecheck-gpu_produced_targets | racecheck-gpu_fused)
-                    tests=(each_kernel_once each_activation_once back fp4_to_fp8_counts) ;;
+                case $tool-$name in
+                    racecheck-gpu_cast | racecheck-gpu_fused) tests=(each_kernel_once) ;;
+                    racecheck-gpu_cast_back) tests=(back fp4_to_fp8_counts) ;;
+                    racecheck-gpu_producers | racecheck-gpu_produced_targets) tests=(each_kernel_once each_activation_once) ;;
                 esac
                 ran+=("$name")
                 # This one asks how much memory the GPU has free, and runs when the others have ended.
@@ -232,8 +242,9 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
             for name in "${ran[@]}"; do
                 log=$logs/$tool-$name.log
                 bad=0
-                grep -q '^test result: ok' "$log" || bad=1
-                # A test in a process of its own has a summary of its own.
+                # A test in a process of its own has a summary of its own, in which nothing is named of the others.
+                grep -qE '^test result: ok\. [1-9]' "$log" || bad=1
+                ! grep -q '^test result: FAILED' "$log" || bad=1
                 if [ "$tool" = memcheck ] && { ! grep -q 'ERROR SUMMARY' "$log" || grep 'ERROR SUMMARY' "$log" | grep -qv ': 0 errors'; }; then bad=1; fi
                 reported "$tool" "$log" >"$log.reported" && bad=1
                 if [ $bad = 1 ]; then

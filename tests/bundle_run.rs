@@ -17,16 +17,18 @@ fn executable(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Says under which tool it runs which tests of a suite, and then what the file of this name has; memcheck's summary has no errors where there is none.
+/// Says under which tool it runs which tests of a suite, and then what the file of this name has; memcheck's summary has no errors where there is none. One test passes, unless another file has other words.
 const SANITIZER: &str = r#"#!/bin/sh
 tool=$4
+options=$*
 while [ "${1#tests/}" = "$1" ]; do shift; done
 suite=${1#tests/}
 echo "ran $tool $suite"
 shift 3
 echo "ran $tool $suite $*" >>"$REPORTS/ran"
+echo "$tool $suite: ${options%% tests/*}" >>"$REPORTS/options"
 if [ -f "$REPORTS/$tool-$suite" ]; then cat "$REPORTS/$tool-$suite"; else echo "========= ERROR SUMMARY: 0 errors"; fi
-echo "test result: ok. 1 passed; 0 failed"
+if [ -f "$REPORTS/passed-$suite" ]; then cat "$REPORTS/passed-$suite"; else echo "test result: ok. 1 passed; 0 failed"; fi
 "#;
 
 impl Bundle {
@@ -100,8 +102,10 @@ fn known_races_are_said_and_any_other_counts() {
     assert!(!text.contains("FAILED"), "{text}");
     bundle.report("racecheck", "gpu_small_m", &race("gemm_small_m_block_8_two", "gemm_small_m_block_8_two"));
     bundle.report("racecheck", "gpu_small_m_gated", &race("gemm_small_m_gated_block_32_two", known));
+    bundle.report("racecheck", "gpu_small_m_groups", &race("gemm_small_m_outer_8_two", "gemm_small_m_outer_8_two"));
     let (green, text) = bundle.run(&["sanitize", "racecheck"]);
     assert!(green && !text.contains("GONE"), "{text}");
+    assert!(text.contains("_two: 5 lines: parts of sums"), "{text}");
 
     // The same kernel of groups, another, both in one report, and another tool.
     for (first, second) in [
@@ -138,6 +142,21 @@ fn suites_run_under_the_tools_that_look_at_them() {
     for suite in ["gpu_two_gpus", "gpu_idle_experts"] {
         assert_eq!(["memcheck", "racecheck"].map(|tool| of(tool, suite)), [1, 0], "{suite}\n{ran}");
     }
+    // Each kernel of E5M2 codes, of groups as well; casts by thresholds.
+    for tool in ["memcheck", "racecheck", "synccheck", "initcheck"] {
+        for (suite, word) in [
+            ("gpu_sm90_e5m2", "groups_are"),
+            ("gpu_experts_gradient", "gradients_in_e5m2"),
+            ("gpu_cast_shapes", "every_code"),
+        ] {
+            let line = ran.lines().find(|line| line.starts_with(&format!("ran {tool} {suite} "))).unwrap();
+            assert!(line.split(' ').any(|one| one == word), "no {word} in {line}");
+        }
+    }
+    let options = fs::read_to_string(bundle.path("reports/options")).unwrap();
+    let silent: Vec<_> = options.lines().filter(|line| line.contains("--report-api-errors")).collect();
+    let all = "memcheck gpu_idle_experts: --target-processes all --tool memcheck --report-api-errors no";
+    assert_eq!(silent, [all]);
     // A suite that ends without a word, and one with an error that names no kernel.
     for (suite, report) in [("gpu_chains", "========= ERROR SUMMARY: 3 errors\n"), ("gpu_sm90", "")] {
         bundle.report("memcheck", suite, report);
@@ -145,6 +164,70 @@ fn suites_run_under_the_tools_that_look_at_them() {
         assert!(!green && text.contains(&format!("FAILED  {suite}\n")), "{text}");
     }
     assert!(!bundle.run(&["sanitize", "gpu_sm90"]).0, "a suite is no tool");
+}
+
+/// Tests in processes of their own have results of their own: of those one with a test counts, and one that failed.
+#[test]
+fn a_sanitizer_run_is_of_tests_that_ran() {
+    let bundle = Bundle::new();
+    let [none, one, failed] = ["ok. 0 passed; 0 failed", "ok. 1 passed; 0 failed", "FAILED. 4 passed; 1 failed"]
+        .map(|x| format!("test result: {x}\n"));
+    for (passed, is_green) in [
+        (none.clone(), false),
+        (none.clone() + &one, true),
+        (one.clone() + &none, true),
+        (one + &failed, false),
+        (String::new(), false),
+    ] {
+        fs::write(bundle.path("reports/passed-gpu_idle_experts"), &passed).unwrap();
+        let (green, text) = bundle.run(&["sanitize", "memcheck"]);
+        assert_eq!(green, is_green, "{passed:?}\n{text}");
+        assert_eq!(text.contains("FAILED  gpu_idle_experts\n"), !is_green, "{passed:?}\n{text}");
+    }
+}
+
+/// Tests of a suite, but for those that only run when they are asked for: names of functions in its file and in the modules that it has of other files.
+fn tests_of(suite: &str) -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let (mut files, mut tests) = (vec![format!("{suite}.rs")], Vec::new());
+    while let Some(file) = files.pop() {
+        let text = fs::read_to_string(folder.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let mut attributes = Vec::new();
+        for line in text.lines() {
+            if let Some(path) = line.strip_prefix("#[path = \"") {
+                files.push(path.strip_suffix("\"]").unwrap().to_string());
+            } else if line.starts_with("#[") {
+                attributes.push(line);
+            } else {
+                let attributes = std::mem::take(&mut attributes);
+                let Some((name, _)) = line.strip_prefix("fn ").and_then(|rest| rest.split_once('(')) else { continue };
+                if attributes.contains(&"#[test]") && !attributes.iter().any(|one| one.starts_with("#[ignore")) {
+                    tests.push(name.to_string());
+                }
+            }
+        }
+    }
+    tests
+}
+
+/// A word that no test has would be passed by in silence.
+#[test]
+fn every_word_of_the_sanitizers_names_a_test() {
+    let bundle = Bundle::new();
+    assert!(bundle.run(&["sanitize"]).0);
+    let ran = fs::read_to_string(bundle.path("reports/ran")).unwrap();
+    let mut words = 0;
+    for line in ran.lines() {
+        let mut parts = line.split(' ').filter(|word| !word.is_empty()).skip(2);
+        let suite = parts.next().unwrap();
+        let tests = tests_of(suite);
+        assert!(!tests.is_empty(), "{suite} has no test");
+        for word in parts.filter(|word| *word != "--skip") {
+            assert!(tests.iter().any(|test| test.contains(word)), "{word} is in none of {tests:?} of {suite}");
+            words += 1;
+        }
+    }
+    assert!(words > 100, "{words} words in {ran}");
 }
 
 #[test]
@@ -169,7 +252,7 @@ fn a_soak_is_of_tests_that_ran() {
 #[test]
 fn the_portable_variant_is_asked_for() {
     let bundle = Bundle::new();
-    for suite in ["gpu_small_m_e2m1", "gpu_small_m_e4m3", "gpu_cast", "gpu_mxfp4"] {
+    for suite in ["gpu_small_m_e2m1", "gpu_small_m_e4m3", "gpu_cast", "gpu_cast_shapes", "gpu_mxfp4"] {
         bundle.suite(suite, &format!("echo {suite} $SCALED_GEMM_SM >>asked; echo 'test result: ok. 1 passed'"));
     }
     let (green, text) = bundle.run(&["portable"]);
@@ -179,6 +262,7 @@ fn the_portable_variant_is_asked_for() {
     asked.sort_unstable();
     let want = [
         "gpu_cast 80",
+        "gpu_cast_shapes 80",
         "gpu_mxfp4 80",
         "gpu_small_m_e2m1 80",
         "gpu_small_m_e2m1 89",
