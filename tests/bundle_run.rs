@@ -29,6 +29,7 @@ echo "ran $tool $suite $*" >>"$REPORTS/ran"
 echo "$tool $suite: ${options%% tests/*}" >>"$REPORTS/options"
 if [ -f "$REPORTS/$tool-$suite" ]; then cat "$REPORTS/$tool-$suite"; else echo "========= ERROR SUMMARY: 0 errors"; fi
 if [ -f "$REPORTS/passed-$suite" ]; then cat "$REPORTS/passed-$suite"; else echo "test result: ok. 1 passed; 0 failed"; fi
+if [ -f "$REPORTS/status-$suite" ]; then exit "$(cat "$REPORTS/status-$suite")"; fi
 "#;
 
 impl Bundle {
@@ -184,6 +185,11 @@ fn a_sanitizer_run_is_of_tests_that_ran() {
         assert_eq!(green, is_green, "{passed:?}\n{text}");
         assert_eq!(text.contains("FAILED  gpu_idle_experts\n"), !is_green, "{passed:?}\n{text}");
     }
+    // As `timeout` ends what it killed, behind a test in a process of its own that passed.
+    fs::remove_file(bundle.path("reports/passed-gpu_idle_experts")).unwrap();
+    fs::write(bundle.path("reports/status-gpu_idle_experts"), "124").unwrap();
+    let (green, text) = bundle.run(&["sanitize", "memcheck"]);
+    assert!(!green && text.contains("FAILED  gpu_idle_experts\n") && text.contains("killed after"), "{text}");
 }
 
 /// Tests of a suite, but for those that only run when they are asked for: names of functions in its file and in the modules that it has of other files.
