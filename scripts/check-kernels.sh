@@ -65,14 +65,14 @@ LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight|sixteen|narrow
 def overtaken(lines):
     """Products for Hopper in which an arrival at a barrier that math warps tell does not wait for loads from shared memory that were issued before it: those whose scoreboard nobody has
     waited for since. Loads behind the last wait for a barrier may be of the next stage, and on their way where the arrival goes to an address that follows from loads before that wait. Of two vectors
-    of scales, or 128x128 scales of A and 1x128 scales of B, only loads of pairs (scales of B) are looked at: those of A that are on their way there are of the next stage. Of each instruction's second word the upper bits are
+    of scales, or 128x128 scales of A and 1x128 scales of B, single loads (scales of A) behind the last wait are of the next stage wherever the arrival goes; pairs are scales of B. Of each instruction's second word the upper bits are
     the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
     found, arrivals, function, text = set(), {}, None, None
     for line in lines:
         if name := FUNCTION.match(line):
-            # Of a scoreboard, of loads whose scoreboard is the next one's, and of registers: after how many waits for a barrier the loads were issued.
+            # Of a scoreboard, of loads whose scoreboard is the next one's, and of registers: after how many waits for a barrier the loads were issued. Of loads also their names.
             function, waits_seen, waited_for, loose, of_registers = name[1], 0, {}, [], {}
-            load = "LDS.64" if re.search("_vector_|_block_a_", function) else "LDS"
+            two_vectors = re.search("_vector_|_block_a_", function)
         elif first := re.match(r"\s*/\*[0-9a-f]{4,5}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
             text = first[1]
         elif text and (second := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/", line)):
@@ -84,14 +84,15 @@ def overtaken(lines):
             follows_from = min((of_registers[register] for register in registers[not name.startswith("SYNCS") :] if register in of_registers), default=None)
             if name.startswith("SYNCS.ARRIVE") and "A1T0" in name:
                 arrivals[function] = arrivals.get(function, 0) + 1
-                on_their_way = loose + sum(waited_for.values(), [])
+                loads = loose + sum(waited_for.values(), [])
+                on_their_way = [issued for issued, load in loads if not two_vectors or load.startswith("LDS.64") or issued < waits_seen]
                 of_next = follows_from is not None and follows_from < waits_seen and all(issued == waits_seen for issued in on_their_way)
                 if on_their_way and not of_next:
                     found.add(function)
             elif "PHASECHK" in name:
                 waits_seen += 1
             elif name.startswith("LDS"):
-                loose = loose + [waits_seen] * name.startswith(load)
+                loose = loose + [(waits_seen, name)]
                 if sets != 7:
                     waited_for[sets] = waited_for.get(sets, []) + loose
                     loose = []
@@ -192,9 +193,14 @@ extern "C" __global__ void gemm_small_m_block_8_two(float *x) {
 #define NEXT                                                                                                              \\
     asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 1; @!done bra again;}" ::"r"(at) : "memory"); \\
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v.y) : "r"(from) : "memory");
+// Asks a barrier once: before a branch ptxas waits for all loads.
+#define ASKS asm volatile("{.reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [%0], 1;}" ::"r"(at) : "memory");
 #define COMMA ,
 ARRIVES_PAIR(control_vector_overtaken, threadIdx.x == 0)
 ARRIVES_PAIR(control_vector_waits, threadIdx.x == (v.x == 1.0f))
+ARRIVES_ONE(control_vector_one_of_next, , at)
+ARRIVES_ONE(control_vector_one_overtaken, ASKS, at)
+ARRIVES_ONE(control_vector_one_waits, ASKS, at + (__float_as_uint(v.x) & zero))
 ARRIVES_ONE(control_block_overtaken, , at)
 ARRIVES_ONE(control_block_waits, , at + (__float_as_uint(v.x) & zero))
 ARRIVES_ONE(control_block_next_overtaken, NEXT, at)
@@ -252,7 +258,7 @@ with tempfile.TemporaryDirectory() as folder, concurrent.futures.ProcessPoolExec
     found = {source: pool.submit(faults, image) for source, image in sorted(images.items(), key=lambda of: -of[1].stat().st_size)}
     for gpu, job in controls.items():
         functions, narrow, early, hasty, arrivals = job.result()
-        if gpu.startswith("sm_90") and (hasty != {f"control_{name}_overtaken" for name in ("vector", "block", "block_next")} or len(arrivals) != 6):
+        if gpu.startswith("sm_90") and (hasty != {f"control_{name}_overtaken" for name in ("vector", "vector_one", "block", "block_next")} or len(arrivals) != 9):
             print(f"{gpu}: arrivals that overtake loads were found in {sorted(hasty)} of {sorted(arrivals)}: this check sees nothing there")
             failed = True
         of_two = {name.split()[0] for name in narrow}

@@ -231,26 +231,47 @@ fn a_row_has_the_same_bits_for_every_m() {
 /// Many launches of one product, each with a plan, maps and memory of its own, and then many with the same: what a copy that is read too early would change once in thousands.
 /// As many processes at once as the GPU has room for find more.
 #[test]
-#[ignore = "a minute, to look for a race"]
+#[ignore = "two minutes, to look for a race"]
 fn many_launches_give_the_same_bits() {
     let Some(handle) = hopper() else { return };
     let seconds = std::env::var("SCALED_GEMM_HUNT").map_or(20, |text| text.parse().unwrap());
     // Fewer blocks of k than a loop's body has, and bodies with a rest.
+    let added = Case { beta: Some(1.0), alpha: -0.75, ..Case::new(DType::F32) };
     for k in [144, 1168] {
-        hunt(&handle, [300, 18440, k], seconds / 2);
+        hunt(&handle, [300, 18440, k], VECTOR_PAIR, added, None, seconds / 2);
+    }
+    // The loop of plain products, whose blocks take several tiles.
+    for config in [Sm90Config::Tile256x128, Sm90Config::Tile128x128] {
+        hunt(&handle, [2150, 4360, 528], (VEC, BLK), Case::new(DType::Bf16), Some(config), seconds / 2);
     }
 }
 
-fn hunt(handle: &Handle, [most, n, k]: [usize; 3], seconds: u64) {
-    let of = Whole::new(handle, &mut Noise::new(191), [most, n, k], VECTOR_PAIR);
-    let case = Case { beta: Some(1.0), alpha: -0.75, ..Case::new(DType::F32) };
+/// In this configuration, or as chosen. Of rows of D that are added to, each element gets its sums in the order of launches.
+fn hunt(
+    handle: &Handle,
+    [most, n, k]: [usize; 3],
+    pair: (Scheme, Scheme),
+    case: Case,
+    config: Option<Sm90Config>,
+    seconds: u64,
+) {
+    let row = n * case.out.bytes();
+    let of = Whole::new(handle, &mut Noise::new(191), [most, n, k], pair);
     let every: Vec<usize> = (0..most).collect();
+    handle.set_tuning(TuneTable::default());
+    let (_, chosen) = of.product(handle, &case, &every);
+    if let Some(config) = config {
+        let mut table = TuneTable::default();
+        table.insert(planned(handle, chosen.desc(), config).record().unwrap());
+        handle.set_tuning(table);
+    }
     let (want, plan) = of.product(handle, &case, &every);
+    assert!(config.is_none_or(|config| configuration(&plan) == config), "{}", plan.explain());
     let (start, mut cold) = (std::time::Instant::now(), 0);
     let mut wrong = vec![];
     while start.elapsed().as_secs() < seconds {
         let (found, _) = of.product(handle, &case, &every);
-        wrong.extend(difference(&found, &want, 4 * n).map(|words| format!("launch {cold}: {words}")));
+        wrong.extend(difference(&found, &want, row).map(|words| format!("launch {cold}: {words}")));
         cold += 1;
     }
     let BatchA::Quantized(a) = of.matrix(handle, most, of.rows(&every)) else { unreachable!() };
@@ -258,18 +279,17 @@ fn hunt(handle: &Handle, [most, n, k]: [usize; 3], seconds: u64) {
     let (mut first, mut warm, mut plan_of_all) = (None, 0, None);
     while start.elapsed().as_secs() < 2 * seconds {
         let mut d = upload(handle, &old);
-        // Each element gets its sums in the order of launches.
         for _ in 0..500 {
             let args = GemmArgs::new(&a, &of.b, MatMut::new(&mut d, case.out, most, n).unwrap());
-            let args = args.batch_invariant(true).alpha(case.alpha).accumulate(1.0);
+            let args = args.batch_invariant(true).alpha(case.alpha);
+            let args = if let Some(beta) = case.beta { args.accumulate(beta) } else { args };
             let plan = plan_of_all.get_or_insert_with(|| handle.plan(&args.desc().unwrap()).unwrap());
             plan.execute(handle, args).unwrap();
         }
         let found = handle.stream().clone_dtoh(&d).unwrap();
         handle.synchronize().unwrap();
         let want: &Vec<u8> = first.get_or_insert(found.clone());
-        wrong
-            .extend(difference(&found, want, 4 * n).map(|words| format!("launches {warm} to {}: {words}", warm + 500)));
+        wrong.extend(difference(&found, want, row).map(|words| format!("launches {warm} to {}: {words}", warm + 500)));
         warm += 500;
     }
     println!("{cold} launches with maps of their own, {warm} others");

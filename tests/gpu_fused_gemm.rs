@@ -262,6 +262,19 @@ impl Grouped {
     }
 }
 
+/// Rows of a quantized matrix as one of their own.
+fn rows_of(q: &HostQuantMatrix, from: usize, to: usize) -> HostQuantMatrix {
+    let (k, all) = (q.cols(), q.logical_scales());
+    let (values, each) = (q.logical_codes()[from * k..to * k].to_vec(), k.div_ceil(128));
+    let scales = match q.scheme() {
+        VEC => all[from * each..to * each].to_vec(),
+        Scheme::Fp8Row(_) => all[from..to].to_vec(),
+        Scheme::Fp8Tensor(_) => all,
+        _ => all[from / 128 * each..to / 128 * each].to_vec(),
+    };
+    HostQuantMatrix::from_logical(q.scheme(), to - from, k, values, &scales).unwrap()
+}
+
 /// Groups one behind the other with gaps, or in slots, of which one is empty: each as alone, and nothing else is written; in a graph whose counts change.
 fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped, pair: (Scheme, Scheme)) {
     let (groups, n, k, slot) = (4, 256, 272, 132);
@@ -269,18 +282,6 @@ fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped, pair: (Scheme, Scheme)
     let rows = groups * slot + 3;
     let a = quantized(&tiled(rng, rows, k), pair.0);
     let b = quantized(&tiled(rng, groups * parts * n, k), pair.1);
-    let part = |q: &HostQuantMatrix, from: usize, to: usize| {
-        let values = q.logical_codes()[from * k..to * k].to_vec();
-        let all = q.logical_scales();
-        let each = k.div_ceil(128);
-        let scales = match q.scheme() {
-            VEC => all[from * each..to * each].to_vec(),
-            Scheme::Fp8Row(_) => all[from..to].to_vec(),
-            Scheme::Fp8Tensor(_) => all,
-            _ => all[from / 128 * each..to / 128 * each].to_vec(),
-        };
-        HostQuantMatrix::from_logical(q.scheme(), to - from, k, values, &scales).unwrap()
-    };
     let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
     let on = QuantMatrix::from_host(handle, &a).unwrap();
     let weights = QuantMatrix::from_host(handle, &b).unwrap();
@@ -342,8 +343,8 @@ fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped, pair: (Scheme, Scheme)
                     let (from, count) = (g * slot, count as usize);
                     let own = Products::of(
                         handle,
-                        &part(&a, from, from + count),
-                        &part(&b, g * parts * n, (g + 1) * parts * n),
+                        &rows_of(&a, from, from + count),
+                        &rows_of(&b, g * parts * n, (g + 1) * parts * n),
                         (of == Grouped::CodesOfEpilogue).then(|| &bias[g * n..(g + 1) * n]),
                     );
                     let values = if of.is_swiglu() { own.swiglu() } else { own.sums };
@@ -374,6 +375,43 @@ fn groups_give_what_each_gives_alone() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(275);
     Grouped::with_pairs().for_each(|(of, pair)| grouped(&handle, &mut rng, of, pair));
+}
+
+/// So many groups that blocks take several tiles, of more k-blocks than a ring has stages: SwiGLU of rows and whole matrices, too.
+#[test]
+fn swiglu_of_many_groups() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(281);
+    let (groups, slot, n, k) = (100, 132, 128, 784);
+    let counts: Vec<i64> = (0..groups as i64).map(|g| [129, 0, 132, 65, 130][g as usize % 5]).collect();
+    // Of 128 rows and columns of D, 64 of each matrix.
+    let tiles: i64 = counts.iter().map(|count| (count + 127) / 128 * (n as i64 / 64)).sum();
+    assert!(tiles > 2 * i64::from(handle.device().sm_count), "{tiles} tiles");
+    let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
+    let there = handle.upload(&counts).unwrap();
+    for pair in PAIRS {
+        let a = quantized(&tiled(&mut rng, groups * slot, k), pair.0);
+        let b = quantized(&tiled(&mut rng, groups * 2 * n, k), pair.1);
+        let [on, weights] = [&a, &b].map(|host| QuantMatrix::from_host(&handle, host).unwrap());
+        // Codes alone: their scales are those of the other suites' products.
+        let mut want = vec![0xFF; groups * slot * n];
+        for (g, count) in counts.iter().map(|count| *count as usize).enumerate().filter(|(_, count)| *count > 0) {
+            let (a, b) = (rows_of(&a, g * slot, g * slot + count), rows_of(&b, g * 2 * n, (g + 1) * 2 * n));
+            let own = coded(&Products::of(&handle, &a, &b, None).swiglu(), recipe);
+            want[g * slot * n..][..count * n].copy_from_slice(own.logical_codes());
+        }
+        for config in SWIGLU {
+            let mut d = poisoned_matrix(&handle, VEC, groups * slot, n);
+            d.write_parts(&handle, |mut parts| handle.write(&mut parts.codes, &vec![0xFFu8; groups * slot * n]))
+                .unwrap();
+            let rows = GroupedRows::Masked { slot_rows: slot, counts: there.view() };
+            let args = FusedGemmArgs::swiglu(&on, &weights, &mut d).alpha(ALPHA).recipe(recipe);
+            handle.fused_gemm(args.groups(groups, rows).config(config)).unwrap();
+            let got = handle.read_bytes(&d.codes()).unwrap();
+            let wrong = (0..groups * slot).find(|row| got[row * n..][..n] != want[row * n..][..n]);
+            assert_eq!(wrong, None, "the first row that differs, {pair:?}, {config}");
+        }
+    }
 }
 
 /// Several tiles a block, fewer k-blocks than stages, so that one warpgroup may run ahead of the other, far gates, and tiles of which one warpgroup has no columns: a race
@@ -480,7 +518,7 @@ fn bad_input_is_refused() {
     assert!(!error.to_string().contains("on both sides"), "{error}");
     let few = FusedGemmArgs::swiglu(&rows.0, &rows_of_b, &mut small)
         .small_m_config(SmallMConfig::all(SmallMOperands::Fp8).next().unwrap());
-    refusal(fused(few), &["scales of 1x128 and 128x128"]);
+    refusal(fused(few), &["of fp8-1x128 and fp8-128x128"]);
     let mut d = zeros(VEC, 64, 256);
     let row = Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3);
     refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut d).recipe(row)), &["fp8-row", "Group1x128"]);

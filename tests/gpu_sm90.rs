@@ -159,10 +159,11 @@ fn graphs_give_the_eager_bits_and_follow_a() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(147);
     let (m, n, k) = (300, 520, 656);
-    for config in Sm90Config::ALL {
+    // Of alpha 1, alone, there is a loop of its own.
+    for (config, alpha) in Sm90Config::ALL.into_iter().flat_map(|config| [(config, 0.5), (config, 1.0)]) {
         let mut ops = Operands::new(&handle, &mut rng, [m, n, k], (VEC, BLK));
         let extras = Extras::new(&handle, &mut rng, m, n, &[]);
-        let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
+        let case = Case { alpha, gap: 8, ..Case::new(DType::Bf16) };
         let mut plan = planned(&handle, &case.desc(&ops), config);
         let want = execute(&handle, &mut plan, &ops, &extras, &case);
         let mut output = Output::new(&handle, &ops, &extras, &case);
@@ -390,7 +391,6 @@ fn groups_told(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], told: &[
 fn many_groups_of_many_tiles() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(156);
-    let n = 512;
     let counts: Vec<i64> = (0..70).map(|g| [257, 128, 0, 300, 96, 200][g % 6]).collect();
     let starts: Vec<i64> = counts
         .iter()
@@ -402,20 +402,41 @@ fn many_groups_of_many_tiles() {
         .collect();
     let places: Vec<(i64, i64)> = starts.iter().copied().zip(counts.iter().copied()).collect();
     let m = ((starts[69] + counts[69]) as usize).next_multiple_of(4);
+    // As many where n = 384, whose last pair of blocks has columns for one of them: between two real tiles the other skips one.
     let pairs: i64 = counts.iter().map(|count| (count + 255) / 256 * 2).sum();
     assert!(pairs > i64::from(handle.device().sm_count), "{pairs} pairs of the largest tiles");
     let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
     // Of fewer k-blocks than a loop's body has, as many, and more.
-    for (k, out) in [(144, DType::Bf16), (512, DType::F16), (656, DType::Bf16)] {
+    for (n, k, out) in
+        [(512, 144, DType::Bf16), (512, 512, DType::F16), (512, 656, DType::Bf16), (384, 656, DType::Bf16)]
+    {
         let of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), out);
         let want = of.want(&handle, 1.0, &places);
         for config in of_groups() {
             let mut d = poisoned(&handle, m * n * 2 + 1024);
             let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
             of.enqueue(&handle, places.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
-            assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == want, "{config}, k = {k}, {out}");
+            assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == want, "{config}, n = {n}, k = {k}, {out}");
         }
     }
+}
+
+/// Small, for runs under a sanitizer, too: more tiles than blocks, so that some take a second one.
+#[test]
+fn groups_are_what_each_is_alone_where_tiles_outnumber_blocks() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(161);
+    let (n, k, groups) = (128, 528, 140);
+    assert!(groups > handle.device().sm_count as usize, "{groups} pairs of tiles");
+    let places: Vec<(i64, i64)> = (0..groups as i64).map(|g| (132 * g, 129)).collect();
+    let (starts, counts): (Vec<i64>, Vec<i64>) = places.iter().copied().unzip();
+    let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
+    let m = 132 * groups;
+    let of = Groups::new(&handle, &mut rng, [m, n, k], groups, DType::Bf16);
+    let mut d = poisoned(&handle, m * n * 2 + 1024);
+    let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+    of.enqueue(&handle, groups, rows, &mut d, 0, |args| args.config(Sm90Config::Tile256x128)).unwrap();
+    assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == of.want(&handle, 1.0, &places));
 }
 
 /// A graph of quantizer and product, the one directly behind the other, keeps what it was captured from: all in memory of this crate.

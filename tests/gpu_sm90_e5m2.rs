@@ -92,6 +92,21 @@ fn shapes_that_cut_tiles_stages_and_clusters() {
     println!("largest error {worst:.3} of its tolerance");
 }
 
+/// Blocks take several tiles: 128x128 scales of A into BF16 and added to D, and every other kind once.
+#[test]
+fn tiles_outnumber_blocks() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(613);
+    let plain = Case { gap: 8, ..Case::new(DType::Bf16) };
+    for pair in pairs() {
+        check(&handle, &mut rng, [2150, 4360, 528], pair, plain);
+        if matches!(pair.0, Scheme::Fp8Group128x128(_)) {
+            let added = Case { beta: Some(1.0), ..Case::new(DType::F32) };
+            check(&handle, &mut rng, [2200, 2312, 1168], pair, added);
+        }
+    }
+}
+
 /// All operands in one allocation, 0xFF between them: the bits of operands apart, and nothing but D is written.
 #[test]
 fn operands_between_guards() {
@@ -190,10 +205,12 @@ fn plans_choose_what_there_is() {
 fn graphs_give_the_eager_bits() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(606);
-    for (pair, config) in pairs().into_iter().zip(CONFIGS.into_iter().cycle()) {
+    // Of alpha 1, alone, there is a loop of its own.
+    let cases = pairs().into_iter().zip(CONFIGS.into_iter().cycle());
+    for ((pair, config), alpha) in cases.flat_map(|of| [(of, 0.5), (of, 1.0)]) {
         let ops = Operands::new(&handle, &mut rng, [300, 520, 656], pair);
         let extras = Extras::new(&handle, &mut rng, 300, 520, &[8]);
-        let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
+        let case = Case { alpha, gap: 8, ..Case::new(DType::Bf16) };
         let mut plan = planned(&handle, &case.desc(&ops), config);
         let want = execute(&handle, &mut plan, &ops, &extras, &case);
         let mut output = Output::new(&handle, &ops, &extras, &case);

@@ -9,9 +9,10 @@ mod hazards;
 #[path = "common/sm90_work.rs"]
 mod sm90_work;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use calls::{Weights, fill};
 use common::gemm::*;
@@ -351,8 +352,10 @@ impl Drop for Until<'_> {
 
 /// One thread writes weights in turns while another launches a graph that multiplies by them, on another stream: each D is that of
 /// one set of weights. (A launch came between the new codes and what is derived from them, and its product was of both sets.)
+/// It goes on until products of either set were seen while the other thread wrote, however the threads are scheduled.
 fn weights_written_while_a_graph_serves(derived: Derived) {
     const LAUNCHES: usize = 400;
+    const LIMIT: Duration = Duration::from_secs(120);
     let Some(handle) = handle() else { return };
     let [serves, writes] = two_handles(handle);
     let Some(mut weights) = Weights::new(&serves, derived) else { return };
@@ -374,16 +377,17 @@ fn weights_written_while_a_graph_serves(derived: Derived) {
     };
     write(&writes, &mut b, 0);
     writes.synchronize().unwrap();
-    let over = AtomicBool::new(false);
-    let (mut served, mut mixed) = ([0; 2], 0);
+    let (over, count) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let (mut served, mut mixed, mut launches) = ([0; 2], 0, 0);
     let written = thread::scope(|scope| {
         let until = Until(&over);
-        let (over, b) = (&over, &mut b);
+        let (over, count, b) = (&over, &count, &mut b);
         let writer = scope.spawn(move || {
             let mut written = 0;
             while !over.load(Ordering::Acquire) {
                 written += 1;
                 write(&writes, b, written % 2);
+                count.store(written, Ordering::Release);
                 // It catches up behind each set in turns.
                 if written % 3 == 0 {
                     writes.synchronize().unwrap();
@@ -391,7 +395,12 @@ fn weights_written_while_a_graph_serves(derived: Derived) {
             }
             written
         });
-        for _ in 0..LAUNCHES {
+        // Until either set was seen and there were writes between the launches; what is not there by then fails below.
+        let start = Instant::now();
+        let enough =
+            |served: &[usize; 2]| served.iter().all(|served| *served > 0) && count.load(Ordering::Acquire) >= 2;
+        while launches < LAUNCHES || !enough(&served) && start.elapsed() < LIMIT {
+            launches += 1;
             fill(&serves, &mut d);
             serves.launch(&graph).unwrap();
             let got = serves.read_bytes(&d.view()).unwrap();
@@ -404,8 +413,9 @@ fn weights_written_while_a_graph_serves(derived: Derived) {
         writer.join().unwrap()
     });
     println!("{derived:?}: weights written {written} times; products of either set {served:?}, of neither {mixed}");
-    assert_eq!(mixed, 0, "{derived:?}: of {LAUNCHES} products, those of weights that were being written");
-    assert!(served.iter().all(|served| *served > 0), "{derived:?}: {served:?} products of either set prove nothing");
+    assert_eq!(mixed, 0, "{derived:?}: of {launches} products, those of weights that were being written");
+    let seen = served.iter().all(|served| *served > 0);
+    assert!(seen, "{derived:?}: {served:?} products of either set in {LIMIT:?} prove nothing, of {written} writes");
 }
 
 #[test]

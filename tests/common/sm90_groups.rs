@@ -175,9 +175,9 @@ pub fn check_alone(
     }
 }
 
-/// More groups than two rounds of a warp's lanes, of most of which there are no rows, and of others many tiles.
+/// More groups than two rounds of a warp's lanes, of most of which there are no rows, and of others so many tiles that pairs of the largest take several.
 pub fn check_many(handle: &Handle, rng: &mut Noise, pair: (Scheme, Scheme), configs: &[Sm90Config]) {
-    let (n, k, groups) = (256, 400, 70);
+    let (n, k, groups) = (256, 656, 200);
     let mut places = Vec::new();
     let mut at = 0;
     for g in 0..groups {
@@ -185,6 +185,8 @@ pub fn check_many(handle: &Handle, rng: &mut Noise, pair: (Scheme, Scheme), conf
         places.push((at, count));
         at += (count + 127) / 128 * 128;
     }
+    let pairs: i64 = places.iter().map(|(_, count)| (count + 255) / 256 * (n as i64 / 256)).sum();
+    assert!(pairs > i64::from(handle.device().sm_count) / 2, "{pairs} pairs of the largest tiles");
     let m = at as usize + 128;
     let of = Groups::of(handle, rng, [m, n, k], groups, DType::Bf16, pair);
     let want = of.want(handle, 1.0, &places);

@@ -30,7 +30,7 @@ impl<'a> FusedGemmArgs<'a> {
             {
                 return Err(Error::unsupported(
                     format!("{config} of small-m in a product with the pass behind it"),
-                    "it is for SwiGLU of FP8 operands with scales of 1x128 and 128x128, without groups, and for no configuration of sm90 beside it",
+                    "it is for SwiGLU of fp8-1x128 and fp8-128x128, without groups, and for no configuration of sm90 beside it",
                     "leave it out",
                 ));
             }

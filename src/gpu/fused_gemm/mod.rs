@@ -167,7 +167,7 @@ impl<'a> FusedGemmArgs<'a> {
         Self { config: Some(config), ..self }
     }
 
-    /// This configuration of `small-m` and no other: of FP8 operands, for SwiGLU of at most 32 rows without groups.
+    /// This configuration of `small-m` and no other: of `fp8-1x128` and `fp8-128x128`, for SwiGLU of at most 32 rows without groups.
     pub fn small_m_config(self, config: SmallMConfig) -> Self {
         Self { small_m_config: Some(config), ..self }
     }
@@ -394,6 +394,8 @@ impl Handle {
     /// which reads and writes its hidden layer in memory, is gone. Codes cost nothing beside the product at most sizes. SwiGLU is faster than the planned product and a pass up to 16 rows, and 32 of a narrow layer, where
     /// `small-m` reads both matrices side by side (to codes with the quantizer behind it), from about 1024 rows on, and for 32 rows and more of a very wide layer. In between tiles of twice the columns fill the GPU
     /// worse: there it takes two steps of `sm90`, or is up to 1.3 times as slow as what the library plans for the product (docs/performance.md).
+    /// Few rows go through `small-m` for `fp8-1x128` x `fp8-128x128` alone: scales of rows and whole matrices take the kernel of `sm90` or two steps at any m, where few rows were not measured.
+    /// To decode such layers, compare [`Handle::scaled_gemm`] and a [`SwigluSource`](crate::SwigluSource) behind it.
     ///
     /// A row of D has the same bits whichever rows stand beside it, and in groups, from 33 rows on and with [`FusedGemmArgs::batch_invariant`] whatever m is. D must not overlap A, B, a bias, and where groups lie, nor its codes its scales. What is derived of a
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.

@@ -40,6 +40,11 @@ pub(super) fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formul
             let order = led_by(Formulation::Sm90, Formulation::ALL.to_vec());
             return (order, "adds to D itself, where cuBLASLt needs a pass (rule from an H200)".to_string());
         }
+        PairKind::Fp8(ScaleLayout::Blk128, ScaleLayout::Vec128)
+            if available(desc, facts, Formulation::Sm90).is_ok() =>
+        {
+            return all("cuBLASLt's one way comes first: no rule says where ours is faster");
+        }
         PairKind::Fp8(..) => return all("cuBLASLt has one way"),
     };
     if facts.cc != HOPPER {

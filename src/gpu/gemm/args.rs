@@ -190,7 +190,8 @@ impl<'a> GemmArgs<'a> {
         Self { accumulation, ..self }
     }
 
-    /// Whether a row of D must have the same bits whatever m is and whichever rows stand beside it ([`GemmDesc::batch_invariant`]); not unless told.
+    /// Whether a row of D must have the same bits whatever m is and whichever rows stand beside it ([`GemmDesc::batch_invariant`]); not unless told. Of an A in
+    /// `fp8-128x128` that is so where a row's tile of 128 rows travels with it.
     ///
     /// ```no_run
     /// use scaled_gemm::{GemmArgs, Handle, MatMut, QuantMatrix, Result};

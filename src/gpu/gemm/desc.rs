@@ -85,7 +85,8 @@ pub struct GemmDesc {
     /// Whether a row of D must have the same bits whatever m is, wherever the row stands and whichever rows stand beside it, given the same codes and
     /// scales of the row, B, bias, residual and old D: what reinforcement learning and reproducible serving ask for. [`Formulation::Sm90`] gives it, and
     /// [`Formulation::SmallM`] of weights that it decodes, in passes of 64 rows over B; what neither serves so is then refused by planning. A scale of all of A, as of `fp8-tensor`, is of all rows: the same one must come with
-    /// every batch, so that an A to be quantized by a scale that is found from it is refused.
+    /// every batch, so that an A to be quantized by a scale that is found from it is refused. A scale of `fp8-128x128` is of a tile of 128 rows: a row has the same bits where the rows of its tile
+    /// travel with it, or at least the tile's scales do, and an A to be quantized so is refused too.
     ///
     /// [`Formulation::Sm90`]: crate::Formulation::Sm90
     /// [`Formulation::SmallM`]: crate::Formulation::SmallM
@@ -386,10 +387,17 @@ mod tests {
         };
         assert!(quantizing.with_batch_invariant(true).check("cpu").is_ok());
         assert!(tensors(QuantizeA::with_given_scale(DType::Bf16, Fp8Format::E4M3)).check("cpu").is_ok());
-        let own = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
-        let text = tensors(QuantizeA::new(DType::Bf16, own)).check("cpu").unwrap_err().to_string();
-        for word in ["A of 5 rows", "fp8-tensor:e4m3", "found from other rows", "quantize_a_by", "batch_invariant"] {
-            assert!(text.contains(word), "{text:?} lacks {word:?}");
+        for (granularity, scheme) in
+            [(Fp8Granularity::Tensor, "fp8-tensor:e4m3"), (Fp8Granularity::Group128x128, "fp8-128x128:e4m3")]
+        {
+            let b = if granularity == Fp8Granularity::Tensor { TENSOR } else { vector.scheme() };
+            let own = QuantizeA::new(DType::Bf16, Fp8Recipe::new(granularity, Fp8Format::E4M3));
+            let desc = GemmDesc::new(5, 64, 32, TENSOR, b, DType::Bf16).with_quantize_a(own);
+            assert!(desc.check("cpu").is_ok());
+            let text = desc.with_batch_invariant(true).check("cpu").unwrap_err().to_string();
+            for word in ["A of 5 rows", scheme, "found from other rows", "quantize_a_by", "batch_invariant"] {
+                assert!(text.contains(word), "{text:?} lacks {word:?}");
+            }
         }
         let asked = plain(DType::Bf16).with_batch_invariant(true);
         assert!(asked.check("cpu").is_ok() && asked.to_string().ends_with("-> bf16, batch-invariant"));
