@@ -13,9 +13,10 @@ exceed the L2 cache three times), untimed launches for 50 or 100 ms, then 7 laun
 one after the first round has that round alone. With --configs the configurations of sm90 have a line each problem up to that m, in turns with one another and sm90, with pauses.
 
 Clock and power are nvidia-smi's during the last two thirds of a side's turns, each the median. After S seconds no new problem begins. The summary ends the record, and is made again by --summary, of
-records from before there were turns as well (until 2026-11-26; there DeepGEMM's times of an (n, k) came first, from a cooler GPU). The exit code is 1 where a side failed."""
+records from before there were turns as well (until 2026-11-26; there DeepGEMM's times of an (n, k) came first, from a cooler GPU). The exit code is 1 where a side failed,
+2 where nothing could begin."""
 
-import argparse, gc, math, os, re, statistics, subprocess, sys, threading, time
+import argparse, gc, importlib, math, os, re, statistics, subprocess, sys, threading, time
 
 SHAPES = [(4096, 7168), (24576, 1536), (7168, 2048), (7168, 16384), (2112, 7168), (576, 7168), (32768, 512), (8192, 8192), (10240, 8192), (1536, 2048),
           (2048, 768), (5120, 8192), (10240, 5120), (5120, 25600), (8192, 28672), (51200, 5120), (57344, 8192)]
@@ -336,7 +337,8 @@ def read(lines):
     times = {}
     for line in lines:
         found = re.match(r"\| (\d+) \| (\d+) \| (\d+) \| (pauses|sustained) \| ([^|]*) \|(?: plan (\S+) \|)?", line)
-        if not found:
+        # A summary's lines begin alike, with a time that no side is named with.
+        if not found or " " not in found[5]:
             continue
         problem = tuple(int(x) for x in found.groups()[:3])
         ways = times.setdefault((problem, found[4]), {})
@@ -404,26 +406,57 @@ def compare(problems, start_bench, deepgemm, clock, seconds, rounds, begin, say)
     return failures
 
 
+def numbers_of(parser, option, text, form, what):
+    """Tuples of the numbers of `text`, separated by commas, or None where there is no text."""
+    words = text.split(",") if text is not None else []
+    if wrong := [word for word in words if not re.fullmatch(form, word)]:
+        parser.error(f"{option}: {wrong[0]!r} is not {what}")
+    return [tuple(map(int, word.split("x"))) for word in words] or None
+
+
+def summary_of(parser, path):
+    try:
+        with open(path) as record:
+            lines = record.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--summary {path}: {error}")
+    if not read(lines):
+        parser.error(f"no lines of a record in {path}")
+    return summary(lines)
+
+
+def check_sides(parser, bench):
+    """Refuses what would fail after minutes."""
+    if not (os.path.isfile(bench) and os.access(bench, os.X_OK)):
+        parser.error(f"BENCH: {bench} is not an executable; `cargo bench --bench beside --no-run` builds and names it")
+    for module in ("torch", "deep_gemm"):
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            parser.error(f"{module} cannot be imported: {type(error).__name__}: {error}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bench", nargs="?")
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--shapes")
-    parser.add_argument("--rows")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--configs")
-    parser.add_argument("--prewarm", type=int)
-    parser.add_argument("--summary")
+    parser.add_argument("bench", nargs="?", metavar="BENCH", help="the executable of `cargo bench --bench beside`")
+    parser.add_argument("--seconds", type=float, default=600, metavar="S", help="after so many no new problem begins (600)")
+    parser.add_argument("--shapes", metavar="NxK,...", help="these (n, k) in the place of the published ones")
+    parser.add_argument("--rows", metavar="M,...", help="these m in the place of 128 to 8192")
+    parser.add_argument("--rounds", type=int, default=3, metavar="R", help="turns of each side (3)")
+    parser.add_argument("--configs", metavar="MOST", help="time the configurations of sm90, too, up to this m")
+    parser.add_argument("--prewarm", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--summary", metavar="RECORD", help="print the summary of this record, and measure nothing")
     args = parser.parse_args()
-    if args.summary:
-        with open(args.summary) as record:
-            return summary(record)
-    shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",")] if args.shapes else None
-    problems = problems_of(shapes, [int(m) for m in args.rows.split(",")] if args.rows else None)
+    if args.summary is not None:
+        return summary_of(parser, args.summary)
+    shapes = numbers_of(parser, "--shapes", args.shapes, "[1-9][0-9]*x[1-9][0-9]*", "NxK, as 4096x7168")
+    rows = numbers_of(parser, "--rows", args.rows, "[1-9][0-9]*", "a number of rows")
+    problems = problems_of(shapes, [m for m, in rows] if rows else None)
     if args.prewarm is not None:
         return prewarm(args.prewarm, problems)
     if not args.bench:
         parser.error("BENCH or --summary RECORD")
+    check_sides(parser, args.bench)
     begin = time.time()
     passed = [word for option, value in (("--shapes", args.shapes), ("--rows", args.rows)) if value for word in (option, value)]
     workers = [subprocess.Popen([sys.executable, __file__, "--prewarm", str(i), *passed], stderr=subprocess.PIPE, text=True) for i in range(WORKERS)]

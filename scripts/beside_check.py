@@ -3,7 +3,7 @@
 
 usage: scripts/beside_check.py"""
 
-import importlib.util, os, stat, sys, tempfile, time, unittest
+import importlib.util, os, stat, subprocess, sys, tempfile, time, unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -151,6 +151,12 @@ class Summary(unittest.TestCase):
         self.assertTrue(any(line.startswith("| all | pauses | 56 | 0.991 |") for line in said))
         self.assertTrue(any(line.startswith("| all | sustained | 56 | 1.009 |") for line in said))
 
+    def test_a_record_ends_with_its_summary(self):
+        record = (HERE.parent / "benches/record/2026-11-26-nvidia-h200-sm90/beside.md").read_text().splitlines()
+        said = self.summary(record)
+        self.assertTrue(len(said) > 100)
+        self.assertEqual(self.summary(record + said), said)
+
     def test_problems_and_calls(self):
         problems = beside.problems_of(None, None)
         self.assertEqual((len(problems), len(set(problems))), (117, 117))
@@ -172,6 +178,42 @@ class Summary(unittest.TestCase):
         self.assertEqual(clock.during([(5.0, 6.0)]), "clock unknown")
         self.assertEqual(beside.parse_clock("1395, 688.21\n"), (1395, 688.21))
         self.assertIsNone(beside.parse_clock("[N/A], 688.21"))
+
+
+class WrongUse(unittest.TestCase):
+    def run_with(self, *options, path=None):
+        environment = dict(os.environ, **({"PYTHONPATH": path} if path else {}))
+        done = subprocess.run([sys.executable, HERE / "beside-deepgemm.py", *options], env=environment, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    def refused(self, words, *options, path=None):
+        code, out, error = self.run_with(*options, path=path)
+        self.assertEqual((code, out), (2, ""), error)
+        self.assertIn(words, error)
+        self.assertNotIn("Traceback", error)
+
+    def test_is_refused_before_anything_begins(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "torch.py"
+            file.write_text("raise ImportError('no such torch')")
+            self.refused("BENCH or --summary RECORD")
+            self.refused(f"BENCH: {folder}/none is not an executable", f"{folder}/none")
+            self.refused("is not an executable", str(file))
+            self.refused("torch cannot be imported: ImportError: no such torch", sys.executable, path=folder)
+            file.write_text("")
+            (Path(folder) / "deep_gemm.py").write_text("raise RuntimeError('no GPU')")
+            self.refused("deep_gemm cannot be imported: RuntimeError: no GPU", sys.executable, path=folder)
+            self.refused("--shapes: 'foo' is not NxK", sys.executable, "--shapes", "8x8,foo")
+            self.refused("--shapes: '8x8x8' is not NxK", sys.executable, "--shapes", "8x8x8")
+            self.refused("--shapes: '' is not NxK", sys.executable, "--shapes", "")
+            self.refused("--rows: '0' is not a number of rows", sys.executable, "--rows", "8,0")
+            self.refused(f"--summary {folder}/none: ", "--summary", f"{folder}/none")
+            self.refused(f"no lines of a record in {file}", "--summary", str(file))
+
+    def test_help_names_what_is_to_be_used(self):
+        code, out, _ = self.run_with("--help")
+        self.assertEqual(code, 0)
+        self.assertNotIn("--prewarm", out)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@
 //! | `fp8-tensor` x `fp8-tensor` | sm_89 and newer: native; sm_90: sm90 and, in E4M3 for m up to 32, small-m |
 //! | `fp8-row` x `fp8-row` | sm_90: native, rescaled, sm90 and, in E4M3 for m up to 32, small-m; other GPUs from sm_89 on: rescaled |
 //! | `fp8-1x128` x `fp8-128x128` | sm_90: native, repeated scales, sm90 and, in E4M3 for m up to 32, small-m |
-//! | `fp8-128x128` x `fp8-1x128`, `fp8-1x128` x `fp8-1x128` | sm_90: native, and of the second sm90 |
+//! | `fp8-128x128` x `fp8-1x128`, `fp8-1x128` x `fp8-1x128` | sm_90: native, and sm90 (planned without cuBLASLt and for batch-invariant products, of the second also where large products add to an F32 D) |
 //! | `nvfp4` or `nvfp4-row` x either | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 or F16; few rows: small-m |
 //! | `mxfp8` x `mxfp8` | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16; few rows, B in E4M3: small-m |
 //! | `mxfp4` or `mxfp8` x `mxfp4` | sm_80 and newer: dequantized BF16; few rows: small-m |

@@ -65,7 +65,10 @@ fn plans_share_scratch_and_own_none() {
         &[&first.scratch_bytes().to_string(), "scratch", "holds 0", "GemmPlan::prepare"],
     );
     assert!(output.read(&handle, "refused").bytes.iter().all(|b| *b == 0xFF), "written although refused");
-    refused(capture(&handle, || first.prepare(&handle, &small.b)).map(drop), &["reserving scratch memory", "capture"]);
+    refused(
+        capture(&handle, || first.prepare(&handle, &small.b)).map(drop),
+        &["reserving scratch memory", "make this call once before the capture"],
+    );
     assert!(execute(&handle, &mut first, &small, &extras[0], &case) == want, "prepared again");
     assert!(handle.scratch_bytes() >= first.scratch_bytes() && handle.scratch_bytes() < held);
     refused(capture(&handle, || handle.trim_scratch()).map(drop), &["freeing scratch memory", "capture"]);

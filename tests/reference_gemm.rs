@@ -534,6 +534,10 @@ fn refusals_name_operand_numbers_and_rule() {
     let turned = scaled_gemm(&GemmInputs::new(&both, &turned, DType::Bf16)).unwrap();
     assert_eq!(turned, scaled_gemm(&GemmInputs::new(&na, &nb, DType::Bf16)).unwrap());
     refuse(&GemmInputs::new(plain, &operand(16, 144, 2, Scheme::Nvfp4), DType::Bf16), &["B", "16 x 144", "k = 128"]);
+    // B was named, which must have had no columns then.
+    let none = ndarray::Array2::zeros((4, 0));
+    let none = HostOperand::Plain(none.view(), DType::Bf16);
+    refuse(&GemmInputs::new(none, &nb, DType::Bf16), &["A: 4 x 0 must have columns", "multiple of 16"]);
     let odd = operand(12, 128, 2, tensor);
     refuse(&GemmInputs::new(&a, &odd, DType::Bf16), &["B", "n = 12", "multiple of 8"]);
     let eight = operand(8, 128, 2, tensor);

@@ -93,7 +93,7 @@ pub enum ActivationsChoice {
 #[derive(Debug, Args)]
 pub struct InfoArgs {
     /// A safetensors file, a model's folder, or the index of its shards: what it holds, how that is read, and what is wrong with
-    /// it: exit code 1 then. Without it: this machine.
+    /// it. Exit code 1 if what can be read is wrong, 2 if it cannot be read; a missing config.json is only said. Without it: this machine.
     pub path: Option<PathBuf>,
     /// List every pair with the formulations that it does not run by, and why.
     #[arg(long, conflicts_with = "path")]
@@ -141,11 +141,13 @@ pub struct BenchArgs {
     pub tuning: Option<PathBuf>,
     /// Time quantizers, casts and producers (SwiGLU, SiLU, GELU, RMSNorm before a cast, gradients of SwiGLU) instead of products: each on an m x k matrix in BF16,
     /// with its share of the rate of a copy in the same run. m is 128 and 4096 if left out, on the CPU 128; n is not used.
+    /// Not with --schemes, --activations, --out-dtype, --accumulation, --tuning and --plot, which are of products, nor with --decode.
     #[arg(long, conflicts_with_all = ["schemes", "activations", "out_dtype", "accumulation", "tuning", "plot"])]
     pub quantizers: bool,
     /// Time products of few rows (m of 1, 8 and 16 if left out) of the linear layers of DeepSeek-V3, Llama-3-70B and Qwen3-32B by every way that serves them (GPU only):
     /// bytes of weights a second against a copy, against BF16 and the best other way, plain and chained, and tokens a second of each model's linear layers. Schemes are
     /// fp8-128x128, fp8-row and nvfp4 if left out, NVFP4 weights also repacked; weight-only FP8 by --activations quantized,bf16. It takes minutes.
+    /// Not with --shapes, since those layers are its shapes, nor with --quantizers and --plot.
     #[arg(long, conflicts_with_all = ["quantizers", "shapes", "plot"])]
     pub decode: bool,
     /// Print JSON; or with a name, write it to this file and print the tables.
@@ -462,7 +464,7 @@ pub struct GemmArgs {
     pub accumulation: AccumulationChoice,
     /// Rows of D with the same bits whatever the number of rows of A and whichever rows stand beside
     /// them: on sm_90 FP8 codes (E5M2 on one side at most) with scales of 1x128 x 128x128, 1x128 x 1x128,
-    /// rows or matrices, and on sm_80 and newer weights that are decoded; refused elsewhere.
+    /// 128x128 x 1x128, rows or matrices, and on sm_80 and newer weights that are decoded; refused elsewhere.
     #[arg(long)]
     pub batch_invariant: bool,
     /// Measured choices to use: a file that `tune` wrote.

@@ -28,6 +28,9 @@ fn help_version_and_wrong_use() {
     let help = good(&["bench", "--help"]);
     assert_words(&help, &["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128", "mxfp8", "nvfp4 and nvfp4-row", "512"]);
     let known = "fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4, nvfp4-row";
+    assert_words(&help, &["Not with --shapes, since", "Not with --schemes, --activations"]);
+    assert_words(&good(&["gemm", "--help"]), &["128x128 x 1x128"]);
+    assert_words(&good(&["info", "--help"]), &["1 if what can be read is wrong, 2 if it cannot be read"]);
     for later in ["mxfp6", "nvfp4-tensor", "fp8", ""] {
         assert_words(&bad(2, &["quantize", "a", "-o", "b", "--recipe", later]), &["unknown recipe", known]);
         assert_words(&bad(2, &["bench", "--schemes", later]), &["unknown scheme", known]);

@@ -118,7 +118,12 @@ fn the_method_of_modelopts_own_file_is_named() {
     assert_words(&good(&["info", &path]), &["quant_method  modelopt, by hf_quant_config.json\n"]);
     assert_eq!(json(&["info", &path, "--json"])["quant_method"], "modelopt");
     let error = bad(2, &["quantize", &path, "-o", &folder.file("out"), "--recipe", "nvfp4"]);
-    assert_words(&error, &["is quantized already (modelopt); dequantize it first"]);
+    assert_words(
+        &error,
+        &[
+            "is quantized already (modelopt); dequantize it first, or for layers that are still plain write --dialect plain",
+        ],
+    );
 }
 
 /// (Marks were not compared with anything.)

@@ -229,6 +229,18 @@ pub fn check_shape(m: usize, n: usize, k: usize, out: DType) -> Result<()> {
     Ok(())
 }
 
+/// Refuses an A without columns, before B is compared with it: whatever B is, that is what is wrong.
+///
+/// # Errors
+/// [`Error::Shape`].
+pub(crate) fn check_columns(m: usize, k: usize) -> Result<()> {
+    if k > 0 {
+        return Ok(());
+    }
+    let rule = format!("must have columns: k is a positive multiple of {K_MULTIPLE}");
+    Err(Error::shape("A", format!("{m} x 0"), rule, "pass A and B of the same k"))
+}
+
 /// Checks that `beta * C` can be added to a D of this type: F32 only, so that nothing is rounded twice.
 ///
 /// # Errors

@@ -251,7 +251,7 @@ impl Handle {
         if bytes <= self.arena.bytes() {
             return Ok(());
         }
-        self.refuse_capture("reserving scratch memory")?;
+        self.refuse_first_in_capture("reserving scratch memory")?;
         self.arena.reserve(&self.queue, bytes)
     }
 
@@ -336,8 +336,19 @@ impl Handle {
         self.order_outside_capture(what).map(drop)
     }
 
+    /// Refuses what the first of equal calls allocates alone.
+    pub(crate) fn refuse_first_in_capture(&self, what: &str) -> Result<()> {
+        let remedy = "make this call once before the capture begins; then it allocates nothing";
+        self.order_outside(what, remedy).map(drop)
+    }
+
     /// The order of a call that does so. No capture of this crate begins before it is dropped.
     pub(crate) fn order_outside_capture(&self, what: &str) -> Result<Order<'_>> {
+        let remedy = "do it before the capture begins, and capture only calls that allocate nothing and do not wait";
+        self.order_outside(what, remedy)
+    }
+
+    fn order_outside(&self, what: &str, remedy: &'static str) -> Result<Order<'_>> {
         let order = self.queue.order();
         if order.capture == Capture::No {
             return Ok(order);
@@ -345,7 +356,7 @@ impl Handle {
         Err(Error::unsupported(
             format!("{what} while the stream is captured into a graph"),
             "it allocates memory or waits, which would break the capture",
-            "do it before the capture begins, and capture only GemmPlan::execute and the *_into calls",
+            remedy,
         ))
     }
 

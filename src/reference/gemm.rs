@@ -101,6 +101,7 @@ impl<'a> GemmInputs<'a> {
         pair::check_pair(a, b, "cpu")?;
         pair::check_basis(self.a.basis(), self.b.basis())?;
         pair::check_output(a, b, self.out)?;
+        pair::check_columns(m, k)?;
         if self.b.cols() != k {
             return Err(Error::shape(
                 "B",

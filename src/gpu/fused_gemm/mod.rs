@@ -360,31 +360,38 @@ impl<'a> FusedGemmArgs<'a> {
             FusedOut::Plain(d) => d.dtype().to_string(),
             FusedOut::Quantized(d) => d.scheme().to_string(),
         };
-        let (launch, because) = match way {
-            Way::Sm90(..) => {
-                (self.chosen(handle.device().sm_count as usize).to_string(), "our kernels for sm_90 serve this pair")
+        // Of few rows codes are the quantizer's.
+        let few = |config: String| match &self.d {
+            FusedOut::Plain(_) => (format!("one launch of small-m, {config}"), 0),
+            FusedOut::Quantized(_) => {
+                (format!("two launches: small-m, {config}, and the quantizer behind it"), self.hidden_bytes())
             }
+        };
+        let ((launches, scratch), because) = match way {
+            Way::Sm90(..) => (
+                (format!("one launch of {}", self.chosen(handle.device().sm_count as usize)), 0),
+                "our kernels for sm_90 serve this pair",
+            ),
             Way::Sm90InSteps(.., config) => (
-                format!("{config} for both products, and a pass over them"),
+                (format!("two launches: {config} for both products, and a pass over them"), self.both_bytes()),
                 "its tiles fill the GPU better than those of one kernel, and the bits are the same",
             ),
             Way::SmallM(_, config) => {
-                (format!("small-m, {config}"), "of few rows one pass over both matrices is the fastest")
+                (few(config.to_string()), "of few rows one pass over both matrices is the fastest")
             }
-            Way::FewRows(_, config) => (format!("small-m, {config}"), "A is plain: weights are decoded"),
+            Way::FewRows(_, gated) => {
+                let launches = match gated {
+                    few::Gated::Tiles(config) => few(config.to_string()),
+                    few::Gated::ThenPass(_) => {
+                        (format!("two launches: small-m, {gated}"), few::FewWay::Gated(gated).scratch_bytes([m, n]))
+                    }
+                };
+                (launches, "A is plain: weights are decoded")
+            }
         };
-        let scratch = match way {
-            Way::SmallM(..) | Way::FewRows(_, few::Gated::Tiles(_)) if self.hidden_bytes() > 0 => {
-                format!(", and the quantizer behind it; {} bytes of scratch memory", self.hidden_bytes())
-            }
-            Way::Sm90InSteps(..) => format!("; {} bytes of scratch memory", self.both_bytes()),
-            Way::FewRows(_, gated) if few::FewWay::Gated(gated).scratch_bytes([m, n]) > 0 => {
-                format!("; {} bytes of scratch memory", few::FewWay::Gated(gated).scratch_bytes([m, n]))
-            }
-            _ => "; no scratch memory".to_string(),
-        };
+        let scratch = if scratch > 0 { format!("{scratch} bytes of") } else { "no".to_string() };
         Ok(format!(
-            "{of}m = {m}, n = {n}, k = {k}: {what} to {to}\n  one launch of {launch}{scratch}\n  because {because}"
+            "{of}m = {m}, n = {n}, k = {k}: {what} to {to}\n  {launches}; {scratch} scratch memory\n  because {because}"
         ))
     }
 }
@@ -402,7 +409,8 @@ impl Handle {
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows and two steps, with
     /// [`KernelFamily::Fp8`] where few become codes, of a plain A too, [`KernelFamily::SmallMGroups`] and [`KernelFamily::SmallMWeights`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches ([`FusedGemmArgs::explain`]), and waits for nothing:
-    /// safe inside graph capture. Groups may have other places and counts at each launch.
+    /// safe inside graph capture. Where there are two launches, call it once with these shapes before a capture: scratch memory is reserved then, and refused in a capture.
+    /// Groups may have other places and counts at each launch.
     ///
     /// ```no_run
     /// # use scaled_gemm::{FusedGemmArgs, Fp8Format, Handle, MatMut, QuantMatrix, Result, Scheme};
@@ -416,8 +424,8 @@ impl Handle {
     ///
     /// # Errors
     /// [`Error::Pair`] for other schemes and GPUs; [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together;
-    /// [`Error::Unsupported`] for other recipes and configurations, operands of two bases or of another GPU, and in a capture for kernels that are not loaded and
-    /// borrowed memory; [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
+    /// [`Error::Unsupported`] for other recipes and configurations, operands of two bases or of another GPU, and in a capture for kernels that are not loaded,
+    /// borrowed memory, and scratch memory that no call before has reserved; [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
     pub fn fused_gemm(&self, mut args: FusedGemmArgs<'_>) -> Result<()> {
         let (a, layout) = match args.way(self)? {
             Way::Sm90(a, layout) => (a, layout),

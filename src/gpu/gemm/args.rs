@@ -211,6 +211,7 @@ impl<'a> GemmArgs<'a> {
     /// [`Error::Unsupported`] if A and B are in different bases ([`Basis`]), if the codes of A are repacked, or if A is to be quantized by a given amax.
     pub fn desc(&self) -> Result<GemmDesc> {
         let ((m, k), n) = (self.a.shape(), self.b.rows());
+        pair::check_columns(m, k)?;
         if self.b.cols() != k {
             return Err(Error::shape(
                 "B",

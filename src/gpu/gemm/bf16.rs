@@ -265,7 +265,7 @@ impl Handle {
             return product.execute(self, a, b, d, bias);
         }
         drop(state);
-        self.refuse_capture("the first BF16 product of a problem, or of one that was forgotten,")?;
+        self.refuse_first_in_capture("the first BF16 product of a problem, or of one that was forgotten,")?;
         let mut product = self.plan_bf16(problem)?;
         product.execute(self, a, b, d, bias)?;
         self.slot::<Bf16State>().0.put(*problem, product);

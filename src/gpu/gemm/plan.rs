@@ -158,7 +158,7 @@ impl Handle {
             return plan.run(self, &mut args);
         }
         drop(state);
-        self.refuse_capture("the first scaled_gemm of a problem, or of one that was forgotten,")?;
+        self.refuse_first_in_capture("the first scaled_gemm of a problem, or of one that was forgotten,")?;
         let mut plan = self.plan(&desc)?;
         plan.make_ready(self, args.b)?;
         plan.run(self, &mut args)?;

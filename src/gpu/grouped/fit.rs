@@ -38,7 +38,7 @@ impl Fit<'_, '_> {
             return Err(Error::shape(
                 "D",
                 format!("{m} x {n}"),
-                "must have a multiple of 128 columns: no 128x128 scale of B belongs to two of its matrices",
+                "must have a multiple of 128 columns: tiles of 128 rows of B, of scales or of a kernel, belong to one of its matrices",
                 "pad the rows of each matrix of B with zeros, and D's columns",
             ));
         }

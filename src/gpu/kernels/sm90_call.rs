@@ -281,7 +281,7 @@ impl Sm90Call<'_> {
                 "store the products, and apply them in calls of their own",
             ),
             Sm90End::Swiglu(_) if !n.is_multiple_of(128) => {
-                let rule = "must be a multiple of 128 with SwiGLU: no 128x128 scale of B belongs to both matrices";
+                let rule = "must be a multiple of 128 with SwiGLU: tiles of 128 rows of B, of scales or of a kernel, belong to one matrix";
                 return Err(Error::shape("n", n.to_string(), rule, "pad the rows of both matrices of B with zeros"));
             }
             Sm90End::Codes(_) if !n.is_multiple_of(16) => {

@@ -81,7 +81,7 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
     };
     let method = describe::method(input, config).map(|(method, _)| method);
     let remedy = match unread_codes(input).as_slice() {
-        [] => "dequantize it first, or write --dialect plain".into(),
+        [] => "dequantize it first, or for layers that are still plain write --dialect plain".into(),
         // The program's own dequantize does not read them.
         _ => format!(
             "its codes are in a format that is not read here: {}, or write --dialect plain, which copies them",
