@@ -71,8 +71,9 @@ struct Sm90Config {
     // How often their scales lie in a stage: for each half of the rows of an atom, where a warpgroup has more than one. With one number for both halves ptxas keeps sums of the largest
     // tile in other registers from block to block, and spills some (observed: CUDA 13.0).
     static constexpr u32 TWICE_A = WAVES > 1 ? 2 : 1;
-    // How many pairs of scales of columns, of a thread's ATOM / 8, the second 64 rows of a warpgroup take from the registers of the first: as many as there are left.
-    static constexpr int KEPT = OF_COLUMNS && WAVES == 2 && ATOMS == 1 ? 8 : 0;
+    // How many pairs of scales of columns, of a thread's ATOM / 8, the second 64 rows of a warpgroup take from the registers of the first: as many as there are left, which beside 128x128
+    // scales of A are none (a register is spilled; observed: CUDA 13.0).
+    static constexpr int KEPT = SCALES == SCALES_VECTOR && WAVES == 2 && ATOMS == 1 ? 8 : 0;
     static_assert(SCALES != SCALES_BLOCK_A || (ROWS <= 256 && TALL <= 128), "a warpgroup's rows lie in one tile of 128x128 scales");
     // Where an atom of a warpgroup begins in a stage of B, in rows.
     __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }
