@@ -223,11 +223,11 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         }
 }
 
-// Whether machine code of this build is looked at (scripts/check-kernels.sh), of which one thing is asked that PTX does not say: see `give_back_used`.
-#ifdef __CUDACC_RTC__
-constexpr bool LOOKED_AT = false;
-#else
+// Whether machine code of this compiler was looked at (scripts/check-kernels.sh), of which one thing is asked that PTX does not say: see `give_back_used`.
+#if !defined(__CUDACC_RTC__) && __CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0
 constexpr bool LOOKED_AT = true;
+#else
+constexpr bool LOOKED_AT = false;
 #endif
 
 template <class C> struct Sm90Math {
@@ -293,6 +293,7 @@ template <class C> struct Sm90Math {
         constexpr bool BEHIND = VECTOR && LOOKED_AT;
         static_assert((C::DEPTH + EACH - 1) / EACH < C::STAGES, "stages that wait for the next product");
         float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tiles[C::SCALE_PARTS] = {};
+        float2 kept[C::KEPT > 0 ? C::KEPT : 1];
         u32 from_a = 0, from_b = 0, scale = 0, read = 0;
 #pragma unroll
         for (u32 i = 0; i < ALL + C::DEPTH - 1; i++) {
@@ -363,7 +364,11 @@ template <class C> struct Sm90Math {
                     }
                     float2 col = {1.0f, 1.0f};
                     if (C::CROSSED) col.x = col.y = tile_of<EDGE>(tiles, j % C::ATOMS, 2 * e / C::CUT * C::CUT);
-                    if (VECTOR) col = shared_pair(scale_b + stage * C::SCALES_B_BYTES + (j % C::ATOMS * C::ATOM + 2 * e) * 4);
+                    if (VECTOR) {
+                        if ((int)e / 4 >= C::KEPT || j % EACH == 0) col = shared_pair(scale_b + stage * C::SCALES_B_BYTES + (j % C::ATOMS * C::ATOM + 2 * e) * 4);
+                        else col = kept[e / 4];
+                        if ((int)e / 4 < C::KEPT && j % EACH == 0) kept[e / 4] = col;
+                    }
                     if (VECTOR && (!BEHIND || j + C::DEPTH >= ALL)) read |= __float_as_uint(col.x);
                     to[e] = __fmaf_rn(VECTOR || C::CROSSED ? low[done] * col.x : low[done], part[done][e], to[e]);
                     to[e + 1] = __fmaf_rn(VECTOR || C::CROSSED ? low[done] * col.y : low[done], part[done][e + 1], to[e + 1]);
@@ -421,40 +426,29 @@ template <class C> __device__ __forceinline__ void sm90_clear(Sm90Sums<C>& sum) 
             for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
 }
 
-// The tiles of a warpgroup where D needs nothing but to be stored, and k has UNROLL blocks or more: each is stored while the first product of the next one runs, whose registers nothing touches
-// then. A loop of its own: other ends have not the registers, and between two tiles it would jump over their code.
+// The tiles of a warpgroup where D needs nothing but to be stored, and k has UNROLL blocks or more: sums are cleared while the first product runs. A loop of its own, as between two tiles the one of
+// all ends jumps over their code (observed: H100, 2026-11). To store a tile under the next one's first product, too, was slower.
 template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_multiply_late(Sm90Math<C>& math, const TensorMap& d, const Sm90Problem& p, u32 tiles, u32 blocks, u32 row, u32 col, u32 slabs) {
-    Sm90Sums<C> sum;
-    sm90_clear<C>(sum);
-    Sm90Tile last = {};
-    const auto store = [&] {
-        sm90_slabs_free<C>();
-        if (p.d_type == 0) sm90_store_rows<Bf16, C, GROUPED>(sum, p, d, last, row, col, slabs);
-        else sm90_store_rows<F16, C, GROUPED>(sum, p, d, last, row, col, slabs);
-    };
-    bool any = false;
+__device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const TensorMap& d, const Sm90Problem& p, u32 tiles, u32 blocks, u32 row, u32 col, u32 slabs) {
     for (u32 i = 0; i < tiles; i++) {
         const Sm90Tile tile = math.template next<GROUPED>();
         if ((int)row >= tile.rows || tile.col + col >= p.n) {
             math.pass(blocks);
             continue;
         }
+        Sm90Sums<C> sum;
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles -= (u32)clock();
 #endif
-        math.template multiply<C::UNROLL, 0>(sum, 0, [&] {
-            if (any) store();
-            sm90_clear<C>(sum);
-        });
+        math.template multiply<C::UNROLL, 0>(sum, 0, [&] { sm90_clear<C>(sum); });
         math.template run_with<0>(sum, C::UNROLL, blocks);
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
-        last = tile;
-        any = true;
+        sm90_slabs_free<C>();
+        if (p.d_type == 0) sm90_store_rows<Bf16, C, GROUPED>(sum, p, d, tile, row, col, slabs);
+        else sm90_store_rows<F16, C, GROUPED>(sum, p, d, tile, row, col, slabs);
     }
-    if (any) store();
 }
 
 template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(const TensorMap& d, const Sm90Problem& p, u32 shared, u32 group) {
@@ -470,10 +464,10 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
     // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
     // loop that ends as shared memory says it moved each descriptor there between two products.
     const u32 tiles = Sm90Walk<C, GROUPED>::tiles(p);
-    const bool late = C::LATE && p.plain && p.alpha == 1.0f && p.d_type < 2 && blocks >= C::UNROLL;
-    if constexpr (C::LATE)
-        if (late) sm90_multiply_late<C, GROUPED>(math, d, p, tiles, blocks, row, col, shared + C::SLAB + group * C::SLABS_BYTES);
-    for (u32 i = late ? tiles : 0; i < tiles; i++) {
+    const bool plain = C::PLAIN_LOOP && p.plain && p.alpha == 1.0f && p.d_type < 2 && blocks >= C::UNROLL;
+    if constexpr (C::PLAIN_LOOP)
+        if (plain) sm90_multiply_plain<C, GROUPED>(math, d, p, tiles, blocks, row, col, shared + C::SLAB + group * C::SLABS_BYTES);
+    for (u32 i = plain ? tiles : 0; i < tiles; i++) {
         Sm90Tile tile;
         if (C::SPLIT > 1) {
             // The one tile of the cluster: a block may have no part of k, of whose first stage it would learn which.

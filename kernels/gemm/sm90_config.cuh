@@ -63,14 +63,17 @@ struct Sm90Config {
     // Tiles of 128x128 scales along n that a tile lies in: of more than 128 columns two, which meet at a multiple of CUT columns; inside of an atom that is longer.
     static constexpr u32 SPAN = OUT_COLS > 128 ? 2 : 1, SCALE_PARTS = PARTS * SPAN, CUT = OUT_COLS % 64 == 0 ? 64 : 32;
     static constexpr bool CROSSED = SPAN > 1 && ATOM > CUT && SCALES == SCALES_BLOCK;
-    // Whether a tile whose D needs nothing but to be stored is while the next one's first product runs: where both have registers, and no other block of the multiprocessor multiplies then.
-    static constexpr bool LATE = STORE == STORE_BOXES && ROWS == 256 && SCALES == SCALES_BLOCK && END == END_NUMBERS;
+    // Whether tiles whose D needs nothing but to be stored have a loop of their own.
+    static constexpr bool PLAIN_LOOP = STORE == STORE_BOXES && COLS == 128 && SCALES == SCALES_BLOCK && END == END_NUMBERS;
     // What B's columns are multiplied by is their own. Tiles of 128x128 scales of A that a tile lies in, from the first row of one on: a warpgroup's rows are of one.
     static constexpr bool OF_COLUMNS = SCALES == SCALES_VECTOR || SCALES == SCALES_BLOCK_A;
     static constexpr u32 TILES_A = ROWS > 128 ? 2 : 1;
     // How often their scales lie in a stage: for each half of the rows of an atom, where a warpgroup has more than one. With one number for both halves ptxas keeps sums of the largest
     // tile in other registers from block to block, and spills some (observed: CUDA 13.0).
     static constexpr u32 TWICE_A = WAVES > 1 ? 2 : 1;
+    // How many pairs of scales of columns, of a thread's ATOM / 8, the second 64 rows of a warpgroup take from the registers of the first: as many as there are left, which beside 128x128
+    // scales of A are none (a register is spilled; observed: CUDA 13.0).
+    static constexpr int KEPT = SCALES == SCALES_VECTOR && WAVES == 2 && ATOMS == 1 ? 8 : 0;
     static_assert(SCALES != SCALES_BLOCK_A || (ROWS <= 256 && TALL <= 128), "a warpgroup's rows lie in one tile of 128x128 scales");
     // Where an atom of a warpgroup begins in a stage of B, in rows.
     __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }
