@@ -93,6 +93,7 @@ fn tiles_outnumber_blocks() {
         ([2150, 2312, 512], bf16),
         ([2150, 4360, 528], Case { gap: 8, ..Case::new(DType::F16) }),
         ([2150, 2312, 656], Case { gap: 4, ..Case::new(DType::F32) }),
+        ([2150, 2312, 1024], bf16),
         ([2200, 2312, 1168], bf16),
     ] {
         let pairs = usize::div_ceil(m, 256) * usize::div_ceil(n, 256);
