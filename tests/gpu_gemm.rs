@@ -418,7 +418,7 @@ fn refused_operands_name_numbers_rule_and_remedy() {
     let shapes: [(usize, usize, usize, &[&str]); 3] = [
         (m, n, 24, &["A and B", "k = 24", "m = 4", "n = 16", "multiple of 16", "pad the columns"]),
         (m, 12, k, &["B", "n = 12", "multiple of 8", "pad the rows of B"]),
-        (m, n, 0, &["A and B", "k = 0", "multiple of 16"]),
+        (m, n, 0, &["A: 4 x 0", "k is a positive multiple of 16", "pass A and B of the same k"]),
     ];
     for (sa, sb) in [(TENSOR, TENSOR), (ROW, ROW), (VEC, TILE), (TILE, VEC), (VEC, VEC)] {
         for (m, n, k, words) in shapes {

@@ -264,7 +264,7 @@ fn others_are_of_sm90_or_refused() {
     };
     let mut other = handle.alloc(64 * n * 4).unwrap();
     let to = MatMut::new(&mut other, DType::Bf16, 16, n).unwrap();
-    refused(tile(FusedGemmArgs::swiglu(&a, &b, to)), &["tile, k split by 2", "FP8 operands"]);
+    refused(tile(FusedGemmArgs::swiglu(&a, &b, to)), &["tile, k split by 2", "SwiGLU of fp8-1x128 and fp8-128x128"]);
     let rows = GroupedRows::Masked { slot_rows: 16, counts: counts.view() };
     let to = MatMut::new(&mut other, DType::Bf16, 16, n).unwrap();
     let grouped = forced(FusedGemmArgs::swiglu(&a, &b, to)).groups(1, rows).explain(&handle);

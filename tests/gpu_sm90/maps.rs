@@ -1,6 +1,6 @@
 //! Tensor maps of products that no plan holds: encoded once, anew for what moved or changed, and those of a graph are its own.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use scaled_gemm::{FusedGemmArgs, GroupedWeightGradient};
 use tracing::field::{Field, Visit};
@@ -13,6 +13,10 @@ struct Encoded(Arc<Mutex<Vec<String>>>);
 
 impl Encoded {
     fn by(work: impl FnOnce()) -> Vec<String> {
+        // Where there is one subscriber, tracing asks only that of the thread that comes to an event first whether anybody wants it: a test beside this one has none, and its answer would hold for
+        // all. With two, it asks both.
+        static ANOTHER: LazyLock<tracing::Dispatch> = LazyLock::new(|| tracing::Dispatch::new(Encoded::default()));
+        LazyLock::force(&ANOTHER);
         let encoded = Self::default();
         tracing::subscriber::with_default(encoded.clone(), work);
         encoded.0.lock().unwrap().clone()
