@@ -90,15 +90,15 @@ fn known_races_are_said_and_any_other_counts() {
     bundle.report(
         "racecheck",
         "gpu_sm90_e5m2",
-        &(race("gemm_e5m2_e4m3_block_256x128", "gemm_e5m2_e4m3_block_256x128")
-            + &race("gemm_e4m3_e5m2_block_256x128", "gemm_e4m3_e5m2_block_256x128")),
+        &(race("gemm_e5m2_e4m3_block_64x64_two", "gemm_e5m2_e4m3_block_64x64_two")
+            + &race("gemm_e4m3_e5m2_block_a_256x128", "gemm_fp8_vector_128x128")),
     );
     // Kernels of the library never count.
     bundle.report("racecheck", "gpu_gemm", &race("sm90_xmma_gemm", "sm90_xmma_gemm"));
     let (green, text) = bundle.run(&["sanitize", "racecheck"]);
     assert!(green, "{text}");
-    assert!(text.contains("known   gemm_fp8_block_256x128: 2 lines: arrivals"), "{text}");
-    assert!(text.contains("known   gemm_(e5m2_e4m3|e4m3_e5m2)_block_256x128: 4 lines"), "{text}");
+    let of_sm90 = "known   gemm_(fp8|e5m2_e4m3|e4m3_e5m2)_(block|block_a|vector)_[0-9]+x[0-9]+(_two|_k2)?";
+    assert!(text.contains(&format!("{of_sm90}: 6 lines: one lane")), "{text}");
     assert!(text.contains("GONE    gemm_small_m_(gated_)?(block|outer)_[0-9]+_two: no report any more"), "{text}");
     assert!(!text.contains("FAILED"), "{text}");
     bundle.report("racecheck", "gpu_small_m", &race("gemm_small_m_block_8_two", "gemm_small_m_block_8_two"));
@@ -111,7 +111,7 @@ fn known_races_are_said_and_any_other_counts() {
     // The same kernel of groups, another, both in one report, and another tool.
     for (first, second) in [
         ("gemm_fp8_block_256x128_grouped", "gemm_fp8_block_256x128_grouped"),
-        (known, "gemm_fp8_block_128x128"),
+        (known, "gemm_fp8_outer_128x128"),
         ("gemm_small_m_block_8_one_deep", known),
         ("gemm_fp8_codes_256x128", known),
     ] {
