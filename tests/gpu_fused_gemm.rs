@@ -262,19 +262,6 @@ impl Grouped {
     }
 }
 
-/// Rows of a quantized matrix as one of their own.
-fn rows_of(q: &HostQuantMatrix, from: usize, to: usize) -> HostQuantMatrix {
-    let (k, all) = (q.cols(), q.logical_scales());
-    let (values, each) = (q.logical_codes()[from * k..to * k].to_vec(), k.div_ceil(128));
-    let scales = match q.scheme() {
-        VEC => all[from * each..to * each].to_vec(),
-        Scheme::Fp8Row(_) => all[from..to].to_vec(),
-        Scheme::Fp8Tensor(_) => all,
-        _ => all[from / 128 * each..to / 128 * each].to_vec(),
-    };
-    HostQuantMatrix::from_logical(q.scheme(), to - from, k, values, &scales).unwrap()
-}
-
 /// Groups one behind the other with gaps, or in slots, of which one is empty: each as alone, and nothing else is written; in a graph whose counts change.
 fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped, pair: (Scheme, Scheme)) {
     let (groups, n, k, slot) = (4, 256, 272, 132);
@@ -343,8 +330,8 @@ fn grouped(handle: &Handle, rng: &mut Noise, of: Grouped, pair: (Scheme, Scheme)
                     let (from, count) = (g * slot, count as usize);
                     let own = Products::of(
                         handle,
-                        &rows_of(&a, from, from + count),
-                        &rows_of(&b, g * parts * n, (g + 1) * parts * n),
+                        &rows_of(&a, from..from + count),
+                        &rows_of(&b, g * parts * n..(g + 1) * parts * n),
                         (of == Grouped::CodesOfEpilogue).then(|| &bias[g * n..(g + 1) * n]),
                     );
                     let values = if of.is_swiglu() { own.swiglu() } else { own.sums };
@@ -396,7 +383,7 @@ fn swiglu_of_many_groups() {
         // Codes alone: their scales are those of the other suites' products.
         let mut want = vec![0xFF; groups * slot * n];
         for (g, count) in counts.iter().map(|count| *count as usize).enumerate().filter(|(_, count)| *count > 0) {
-            let (a, b) = (rows_of(&a, g * slot, g * slot + count), rows_of(&b, g * 2 * n, (g + 1) * 2 * n));
+            let (a, b) = (rows_of(&a, g * slot..g * slot + count), rows_of(&b, g * 2 * n..(g + 1) * 2 * n));
             let own = coded(&Products::of(&handle, &a, &b, None).swiglu(), recipe);
             want[g * slot * n..][..count * n].copy_from_slice(own.logical_codes());
         }

@@ -50,41 +50,25 @@ __device__ __noinline__ void sigmoids_far(Far* far) {
     for (int i = 0; i < 8; i++) far->s[i] = sigmoid(far->x[i]);
 }
 
-// The sigmoids of eight numbers, of which the tests are made together.
-__device__ __forceinline__ void sigmoids(const float (&x)[8], float (&s)[8]) {
+// The sigmoids of eight numbers, of which the tests are made together; TIMES: times the numbers.
+template <bool TIMES> __device__ __forceinline__ void sigmoids_of(const float (&x)[8], float (&to)[8]) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(x[i]));
     if (largest <= NEAR) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) s[i] = sigmoid_near(x[i]);
+        for (int i = 0; i < 8; i++) to[i] = TIMES ? __fmul_rn(x[i], sigmoid_near(x[i])) : sigmoid_near(x[i]);
     } else {
         Far far;
 #pragma unroll
         for (int i = 0; i < 8; i++) far.x[i] = x[i];
         sigmoids_far(&far);
 #pragma unroll
-        for (int i = 0; i < 8; i++) s[i] = far.s[i];
+        for (int i = 0; i < 8; i++) to[i] = TIMES ? __fmul_rn(far.x[i], far.s[i]) : far.s[i];
     }
 }
-
-// Eight numbers times their sigmoids.
-__device__ __forceinline__ void silus(float (&v)[8]) {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(v[i]));
-    if (largest <= NEAR) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], sigmoid_near(v[i]));
-    } else {
-        Far far;
-#pragma unroll
-        for (int i = 0; i < 8; i++) far.x[i] = v[i];
-        sigmoids_far(&far);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(far.x[i], far.s[i]);
-    }
-}
+__device__ __forceinline__ void sigmoids(const float (&x)[8], float (&s)[8]) { sigmoids_of<false>(x, s); }
+__device__ __forceinline__ void silus(float (&v)[8]) { sigmoids_of<true>(v, v); }
 
 // GELU in its tanh form is v times the sigmoid of this: 2 u.
 __device__ __forceinline__ float gelu_tanh_argument(float v) {

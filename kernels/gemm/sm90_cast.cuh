@@ -10,13 +10,7 @@ template <class C> __device__ __forceinline__ void sm90_scale_parts(Sm90Sums<C>&
     const float one = p.b_step ? 0.0f : p.scales_b[(u64)tile.group * p.pitch_b];
     const float* scales_a = p.scales_a + (p.a_step ? 0 : (u64)tile.group * p.pitch_a);
     float of_rows[C::WAVES][2];
-#pragma unroll
-    for (u32 wave = 0; wave < C::WAVES; wave++)
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u32 r = at + 64 * wave + 8 * half;
-            of_rows[wave][half] = (int)r < tile.rows ? scales_a[(u64)(tile.row + r) * p.a_step] : 0.0f;
-        }
+    sm90_load_scales_of_rows<C>(of_rows, scales_a, p, tile, at);
 #pragma unroll
     for (u32 part = 0; part < C::PARTS; part++) {
         const float* scales = p.scales_b + tile.group * p.group_b + part * p.n + tile.col + col + 2 * (lane % 4);

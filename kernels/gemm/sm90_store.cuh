@@ -235,6 +235,17 @@ template <class C, class T> __device__ __forceinline__ void sm90_load_bias(float
         for (u32 i = 0; i < 2; i++) bias[c / 8][i] = first + c < n ? to_float(from[c + i]) : 0.0f;
 }
 
+// What multiplies a thread's rows, from its first one on: zero beyond the tile's. `scales`: those of A, from the group's on where each has one.
+template <class C> __device__ __forceinline__ void sm90_load_scales_of_rows(float (&of_rows)[C::WAVES][2], const float* scales, const Sm90Problem& p, const Sm90Tile& tile, u32 at) {
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 r = at + 64 * wave + 8 * half;
+            of_rows[wave][half] = (int)r < tile.rows ? scales[(u64)(tile.row + r) * p.a_step] : 0.0f;
+        }
+}
+
 // Sums in registers become what activations and residuals are for: alpha, scales and bias, as finish_sum has them, all of a kind at once.
 template <class C>
 __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
@@ -252,13 +263,7 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
                 of_cols[c / 8][i] = one;
                 if (p.b_step && first + c < p.n) of_cols[c / 8][i] = scales[c + i];
             }
-#pragma unroll
-        for (u32 wave = 0; wave < C::WAVES; wave++)
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                const u32 r = at + 64 * wave + 8 * half;
-                of_rows[wave][half] = (int)r < tile.rows ? scales_a[(u64)(tile.row + r) * p.a_step] : 0.0f;
-            }
+        sm90_load_scales_of_rows<C>(of_rows, scales_a, p, tile, at);
         sm90_each<C>(sum, [&](u32 wave, u32 c, u32 half, float& x, float& y) {
             x = __fmul_rn(__fmul_rn(x, of_rows[wave][half]), of_cols[c / 8][0]);
             y = __fmul_rn(__fmul_rn(y, of_rows[wave][half]), of_cols[c / 8][1]);

@@ -3,8 +3,8 @@
 
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
-    Accumulation, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, KernelFamily, PlanOptions, Scheme,
-    Sm90Config, TuneRecord,
+    Accumulation, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, HostQuantMatrix, KernelFamily,
+    PlanOptions, Scheme, Sm90Config, TuneRecord,
 };
 
 use crate::common::gemm::*;
@@ -64,14 +64,33 @@ pub const COMMON: [Sm90Config; 4] =
 
 /// Those that have kernels for whole products of these operands.
 pub fn of_whole(a: Scheme, b: Scheme) -> Vec<Sm90Config> {
-    let is_common = (a, b) == BLOCK_A_PAIR || [a, b].iter().any(|scheme| scheme.to_string().contains("e5m2"));
-    if is_common { COMMON.to_vec() } else { Sm90Config::ALL.to_vec() }
+    if (a, b) == BLOCK_A_PAIR || has_e5m2((a, b)) { COMMON.to_vec() } else { Sm90Config::ALL.to_vec() }
 }
 
 /// Those that have kernels for groups of rows of these operands.
 pub fn of_groups_with(pair: (Scheme, Scheme)) -> Vec<Sm90Config> {
-    let is_common = pair == VECTOR_PAIR || [pair.0, pair.1].iter().any(|scheme| scheme.to_string().contains("e5m2"));
-    if is_common { COMMON.to_vec() } else { of_groups() }
+    if pair == VECTOR_PAIR || has_e5m2(pair) { COMMON.to_vec() } else { of_groups() }
+}
+
+fn has_e5m2((a, b): (Scheme, Scheme)) -> bool {
+    [a, b].iter().any(|scheme| scheme.to_string().contains("e5m2"))
+}
+
+/// Rows of a quantized matrix as one of their own.
+pub fn rows_of(of: &HostQuantMatrix, rows: std::ops::Range<usize>) -> HostQuantMatrix {
+    let (k, scales) = (of.cols(), of.logical_scales());
+    let groups = of.scheme().spec().group_rows.size(of.rows());
+    let each = scales.len() / of.rows().div_ceil(groups);
+    // One scale of all rows is that of any of them.
+    let scales = &scales[rows.start / groups * each..rows.end.div_ceil(groups) * each];
+    HostQuantMatrix::from_logical(
+        of.scheme(),
+        rows.len(),
+        k,
+        of.logical_codes()[rows.start * k..rows.end * k].to_vec(),
+        scales,
+    )
+    .unwrap()
 }
 
 /// Every configuration gives D within the bound, and all that divide k alike the same bits.

@@ -26,23 +26,6 @@ pub struct Groups {
     pub out: DType,
 }
 
-/// Rows of a quantized matrix as one of their own.
-fn part(of: &HostQuantMatrix, rows: std::ops::Range<usize>) -> HostQuantMatrix {
-    let (k, scales) = (of.cols(), of.logical_scales());
-    let groups = of.scheme().spec().group_rows.size(of.rows());
-    let each = scales.len() / of.rows().div_ceil(groups);
-    // One scale of all rows is that of any of them.
-    let scales = &scales[rows.start / groups * each..rows.end.div_ceil(groups) * each];
-    HostQuantMatrix::from_logical(
-        of.scheme(),
-        rows.len(),
-        k,
-        of.logical_codes()[rows.start * k..rows.end * k].to_vec(),
-        scales,
-    )
-    .unwrap()
-}
-
 impl Groups {
     pub fn new(handle: &Handle, rng: &mut Noise, shape: [usize; 3], groups: usize, out: DType) -> Self {
         Self::of(handle, rng, shape, groups, out, (VEC, BLK))
@@ -84,8 +67,8 @@ impl Groups {
         let mut d = vec![0xFF; self.x.nrows() * row];
         for (g, &(start, count)) in groups.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
             let (start, count) = (start as usize, count as usize);
-            let b = part(&self.host_b, g * self.n..(g + 1) * self.n);
-            let ops = Operands::of(handle, part(&self.host_a, start..start + count), b);
+            let b = rows_of(&self.host_b, g * self.n..(g + 1) * self.n);
+            let ops = Operands::of(handle, rows_of(&self.host_a, start..start + count), b);
             let case = Case { alpha, ..Case::new(self.out) };
             let extras = Extras::new(handle, &mut Noise::new(1), count, self.n, &[]);
             let stored = execute(handle, &mut planned(handle, &case.desc(&ops), of_groups()[0]), &ops, &extras, &case);

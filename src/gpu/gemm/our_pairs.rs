@@ -1,11 +1,13 @@
 //! Which pairs of operands our own kernels multiply, and how they read them, whatever the GPU. Pure tables.
 
+use crate::error::Error;
 use crate::format::layout::ScaleLayout;
 use crate::format::{CodeFormat, Fp8Format, Scheme, pair};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::kernels::{
-    E2M1_K_MULTIPLE, KernelFamily, MOST_LENGTH, Sm90Scales, SmallMOperands, SmallMScales, most_k_power, most_rows,
+    E2M1_K_MULTIPLE, KernelFamily, MOST_LENGTH, Sm90Along, Sm90Config, Sm90Scales, SmallMOperands, SmallMScales,
+    most_k_power, most_rows,
 };
 
 /// The pair of blocks that our kernels multiply.
@@ -68,6 +70,16 @@ impl Sm90Pair {
     /// The kernels that multiply it.
     pub(crate) fn kernels(self) -> KernelFamily {
         if self.formats == [Fp8Format::E4M3; 2] { KernelFamily::Sm90 } else { KernelFamily::Sm90E5m2 }
+    }
+
+    /// Whether a configuration has kernels for groups that divide this.
+    pub(crate) fn has_groups(self, along: Sm90Along, config: Sm90Config) -> bool {
+        self.scales.multiply_groups_in(along, config, self.formats)
+    }
+
+    /// Refuses one that has none.
+    pub(crate) fn check_groups(self, along: Sm90Along, config: Sm90Config) -> Result<(), Error> {
+        self.scales.check_groups(along, self.formats, config)
     }
 }
 

@@ -53,7 +53,7 @@ impl<'a> GroupedGemmArgs<'a> {
         let reason = match grouped_pair(a.scheme(), b.scheme()) {
             Ok(pair) if (major, minor) == HOPPER => {
                 self.check_scales(pair.scales == Sm90Scales::Outer { each: [false; 2] })?;
-                self.config.map_or(Ok(()), |config| check_config(pair, config))?;
+                self.config.map_or(Ok(()), |config| pair.check_groups(Sm90Along::Rows, config))?;
                 self.check()?;
                 return Ok(Way::Launch(a, pair));
             }
@@ -124,14 +124,9 @@ impl<'a> GroupedGemmArgs<'a> {
     /// The configuration asked for, or the one that should be fastest.
     pub(super) fn chosen(&self, pair: Sm90Pair, sm_count: usize) -> Sm90Config {
         let mnk = [self.usual_rows(), self.d.cols(), self.a.cols()];
-        let has_kernels = |config: &Sm90Config| check_config(pair, *config).is_ok();
+        let has_kernels = |config: &Sm90Config| pair.has_groups(Sm90Along::Rows, *config);
         self.config.unwrap_or_else(|| sm90_rules::first_of_groups(self.groups, mnk, sm_count, has_kernels))
     }
-}
-
-/// Refuses a configuration without kernels for groups of rows of such operands.
-fn check_config(pair: Sm90Pair, config: Sm90Config) -> Result<()> {
-    pair.scales.check_groups(Sm90Along::Rows, pair.formats, config)
 }
 
 impl GroupedGemmArgs<'_> {

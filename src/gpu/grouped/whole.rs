@@ -20,11 +20,6 @@ pub(super) struct Whole<'a> {
     pub(super) rows: GroupedRows<'a>,
 }
 
-/// Refuses a configuration without kernels for groups along k.
-fn check_config(pair: Sm90Pair, config: Sm90Config) -> Result<()> {
-    pair.scales.check_groups(Sm90Along::K, pair.formats, config)
-}
-
 impl Whole<'_> {
     /// How the kernels read both, if they do.
     fn pair(&self) -> Option<Sm90Pair> {
@@ -51,7 +46,7 @@ impl Whole<'_> {
             reason,
             remedy: "cast each slot to a transpose of its own (Handle::quantize_slots_transposed_into), and pass these to GroupedWeightGradient::new".to_string(),
         })?;
-        config.map_or(Ok(()), |config| check_config(read, config))?;
+        config.map_or(Ok(()), |config| read.check_groups(Sm90Along::K, config))?;
         pair::check_basis(dy.basis(), x.basis())?;
         if dy.cols() != x.cols() {
             return Err(Error::shape(
@@ -87,7 +82,7 @@ impl Whole<'_> {
         let k = expected_rows.unwrap_or_else(|| rows.expected(*groups, dy.cols())).clamp(1, dy.cols().max(1));
         let sm_count = handle.device().sm_count as usize;
         let mnk = [dy.rows(), x.rows(), k];
-        let has_kernels = |config: &Sm90Config| check_config(pair, *config).is_ok();
+        let has_kernels = |config: &Sm90Config| pair.has_groups(Sm90Along::K, *config);
         config.unwrap_or_else(|| sm90_rules::first_of_groups(*groups, mnk, sm_count, has_kernels))
     }
 

@@ -65,6 +65,11 @@ impl Sm90Scales {
         config.tile_of(self.of_whole(), formats).is_some()
     }
 
+    /// Whether there is one of groups that divide this.
+    pub(crate) fn multiply_groups_in(self, along: Sm90Along, config: Sm90Config, formats: [Fp8Format; 2]) -> bool {
+        config.tile_of(self.of_groups(along), formats).is_some()
+    }
+
     /// Refuses a configuration without kernels for groups that divide this, of such codes.
     pub(crate) fn check_groups(self, along: Sm90Along, formats: [Fp8Format; 2], config: Sm90Config) -> Result<()> {
         config.check_groups(self.of_groups(along), formats)

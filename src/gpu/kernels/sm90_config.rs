@@ -162,21 +162,16 @@ impl Sm90Config {
         if kind.casts() {
             return self.casts_nothing();
         }
-        if kind == Kind::BlockA {
-            return Error::unsupported(
-                format!("the configuration {self} of a product with 128x128 scales of A"),
-                "256x128, 128x128, 64x128 and 64x64-two have kernels for it",
-                "ask for one of these configurations, or for none",
-            );
-        }
-        if kind == Kind::VectorGrouped && self.k_parts() == 1 {
-            return Error::unsupported(
-                format!("the configuration {self} of a product of groups of rows with 1x128 scales on both sides"),
-                "256x128, 128x128, 64x128 and 64x64-two have kernels for it",
-                "ask for one of these configurations, or for none",
-            );
-        }
-        self.has_no_groups()
+        let what = match kind {
+            Kind::BlockA => "with 128x128 scales of A",
+            Kind::VectorGrouped if self.k_parts() == 1 => "of groups of rows with 1x128 scales on both sides",
+            _ => return self.has_no_groups(),
+        };
+        Error::unsupported(
+            format!("the configuration {self} of a product {what}"),
+            "256x128, 128x128, 64x128 and 64x64-two have kernels for it",
+            "ask for one of these configurations, or for none",
+        )
     }
 
     fn has_no_groups(self) -> Error {
