@@ -16,8 +16,8 @@ Rule: m <= small or m * k_per_m <= k or (k >= least_k and tiles of tile x 128 <=
 two thirds of the shapes (all but every third), judged on the third kept out.
 
 SM90 is held against the better of the others, and what it wins by changes from one wave of tiles to the next: no ranges, but each m at
-which it wins by 2 %, and a rule for every other m: (from <= m <= to and n >= wide) or (m >= short_m and k <= short_k) or (m >= least_m
-and fill of tiles of 256 x 128 >= percent of the fill of tiles of 128 x 128, which are the library's).
+which it is no more than 1 % behind, and a rule for every other m: m >= from and (tiles = 0 or tiles of 64 x 64 <= tiles for each multiprocessor).
+Fitted and judged from 17 rows on: fewer are for the kernels of few rows.
 """
 import collections
 import itertools
@@ -51,15 +51,10 @@ RULES = list(itertools.product(
     [64, 128],                              # tile
     [0, 25, 50, 75, 100],                   # percent: the native tiles leave a part of the GPU idle
 ))
-FILL_FIELDS = ("few", "wide", "short_m", "short_k", "least_m", "percent")
-FILL_RULES = list(itertools.product(
-    [(1, 0), (17, 64), (33, 64)],           # few: from, to
-    [4096, 7168, 8192],                     # wide
-    [65, 129, 257, 513],                    # short_m
-    [0, 1024, 2048],                        # short_k
-    [17, 33, 65, 129, 257, 513, 1 << 20],   # least_m; 1 << 20: never
-    [0, 90, 94, 96, 98, 100, 102, 105, 110, 125, 150],  # percent; 0: whatever the fill
-))
+TILE_FIELDS = ("from", "tiles")
+TILE_RULES = list(itertools.product([17, 33, 65, 129, 257], [0, 1, 2, 3, 4, 6, 8]))
+# Where SM90 is judged, and by how much it may be behind to be taken.
+LEAST_ROWS, BEHIND = 17, 1.01
 
 
 def read(paths):
@@ -149,14 +144,9 @@ def by_rule(rule, sms, n, k, m):
     return m <= small or m * k_per_m <= k and k_per_m > 0 or k >= least_k and 100 * tiles <= percent * sms
 
 
-def by_fill(rule, sms, n, k, m):
-    (few, upto), wide, short_m, short_k, least_m, percent = rule
-
-    def fill(rows):
-        tiles = -(-n // 128) * -(-m // rows)
-        return tiles / -(-tiles // sms)
-    return (few <= m <= upto and n >= wide or m >= short_m and k <= short_k
-            or m >= least_m and 100 * fill(256) >= percent * fill(128))
+def by_tiles(rule, sms, n, k, m):
+    least, tiles = rule
+    return m >= least and (tiles == 0 or -(-m // 64) * -(-n // 64) <= tiles * sms)
 
 
 def loss(gain, takes):
@@ -185,18 +175,19 @@ def fit(gains, shapes, sms, rules, follow, least):
 def choose(name, pair, problem, gains, repeated, sms):
     """Says how good table and rule are; gives the text of the `Measured`."""
     shapes = list(dict.fromkeys((n, k) for n, k, _ in gains))
-    fills = name.startswith("SM90")
+    ours = name.startswith("SM90")
+    judged = {place: g for place, g in gains.items() if not ours or place[2] >= LEAST_ROWS}
 
     def table_of(n, k):
         measured = [m for m in PLACES if (n, k, m) in gains]
         return best_ranges({m: gains[n, k, m] for m in measured}, {m: repeated[n, k, m] for m in measured})
     chosen = {(n, k): table_of(n, k) for n, k in shapes}
     kept_out = shapes[2::3]
-    rules, takes = (FILL_RULES, by_fill) if fills else (RULES, by_rule)
-    rule = fit(gains, [shape for shape in shapes if shape not in kept_out], sms, rules, takes, 0 if fills else math.log(MARGIN))
+    rules, takes = (TILE_RULES, by_tiles) if ours else (RULES, by_rule)
+    rule = fit(judged, [shape for shape in shapes if shape not in kept_out], sms, rules, takes, 0 if ours else math.log(MARGIN))
 
     def say(what, takes, where):
-        losses = [loss(g, takes(n, k, m)) for (n, k, m), g in gains.items() if where(n, k, m)]
+        losses = [loss(g, takes(n, k, m)) for (n, k, m), g in judged.items() if where(n, k, m)]
         print(f"  {what}: {words(losses)}", file=sys.stderr)
 
     def table(n, k, m):
@@ -204,8 +195,8 @@ def choose(name, pair, problem, gains, repeated, sms):
 
     def follow(n, k, m):
         return takes(rule, sms, n, k, m)
-    print(f"{name}, {', '.join(problem)}: {len(shapes)} shapes, {len(gains)} problems", file=sys.stderr)
-    if not fills:
+    print(f"{name}, {', '.join(problem)}: {len(shapes)} shapes, {len(judged)} problems", file=sys.stderr)
+    if not ours:
         say("table, at the m it was made from", table, lambda n, k, m: m in PLACES)
         say("table, at other m", table, lambda n, k, m: m not in PLACES)
     say("rule, at the shapes it was fitted to", follow, lambda n, k, m: (n, k) not in kept_out)
@@ -217,17 +208,17 @@ def choose(name, pair, problem, gains, repeated, sms):
     yield f"        fast: {'true' if accumulation == 'fast' else 'false'},"
     yield f"        out: DType::{out.title()},"
     yield f"        activation: Activation::{activation.title()},"
-    fields = zip(FILL_FIELDS if fills else FIELDS, rule)
-    yield f"        rule: {'WaveRule' if fills else 'SizeRule'} {{ {', '.join(f'{field}: {list(value) if isinstance(value, tuple) else value}' for field, value in fields)} }},"
+    fields = zip(TILE_FIELDS if ours else FIELDS, rule)
+    yield f"        rule: {'TileRule' if ours else 'SizeRule'} {{ {', '.join(f'{field}: {value}' for field, value in fields)} }},"
     yield "        rows: &["
     for (n, k), found in chosen.items():
         wins = "&" + str([list(pair) for pair in found])
-        if fills:
+        if ours:
             measured = [m for rows, of, m in gains if (rows, of) == (n, k)]
             if measured != ALL_M[:len(measured)]:
                 sys.exit(f"{n} x {k}: m of {measured}, and not the first ones of {ALL_M}")
-            wins = "&" + str([m for (rows, of, m), g in gains.items() if (rows, of) == (n, k) and g >= math.log(WIN)])
-        upto = f" upto: {measured[-1]}," if fills else ""
+            wins = "&" + str([m for (rows, of, m), g in gains.items() if (rows, of) == (n, k) and g >= -math.log(BEHIND)])
+        upto = f" upto: {measured[-1]}," if ours else ""
         yield f"            Row {{ n: {n}, k: {k},{upto} wins: {wins} }},"
     yield "        ],"
     yield "    },"

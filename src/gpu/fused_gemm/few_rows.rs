@@ -51,7 +51,7 @@ impl<'a> FusedGemmArgs<'a> {
         let few = self.swiglu && blocks && self.groups.is_none() && self.config.is_none() && !self.batch_invariant;
         // Of both products the same rows as of one, where its alternative has a pass behind it (H200, 2026-11, the record of experts: 32 x 2048 x 7168 13 us for 31 in the kernel of
         // `sm90`; 32 x 18432 x 7168 87 for 80 by `sm90` and a pass).
-        if !few || m > 32 || !small_m_rules::is_first(SmallMScales::Blocks, false, [m, 2 * n, k]) {
+        if !few || m > 32 || (m > 16 && 2 * n > 10240) {
             return Ok(None);
         }
         Ok(small_m_rules::order(SmallMOperands::Fp8, CodeOrder::Published, [m, 2 * n, k], sm_count).first().copied())

@@ -5,12 +5,12 @@ use crate::format::layout::ScaleLayout;
 use crate::gpu::gemm::available::{Facts, HOPPER, available};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{Finish, Formulation};
-use crate::gpu::gemm::measured::{self, Choice, Problem};
-use crate::gpu::gemm::measured_sm90;
+use crate::gpu::gemm::measured::{self, Card, Choice, Measured, Problem};
 use crate::gpu::gemm::our_pairs::sm90_pair;
 use crate::gpu::gemm::outline::outline;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::gemm::sm90_rules;
+use crate::gpu::gemm::{measured_h100, measured_sm90, measured_sm90_h100};
 
 /// The order in which to try formulations, and the words for why, as if there were no product of few rows.
 ///
@@ -18,17 +18,12 @@ use crate::gpu::gemm::sm90_rules;
 /// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
 /// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
 /// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B. Our own
-/// product for sm_90 is then held against the better of these: [`crate::gpu::gemm::measured_sm90`], unless its epilogue takes longer; rules of [`sm90_rules`] for
-/// scales of rows.
+/// product for sm_90 is then held against the better of these: [`crate::gpu::gemm::measured_sm90`], unless its epilogue takes longer.
 pub(super) fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
     let all = |why: &str| (Formulation::ALL.to_vec(), why.to_string());
-    let (alternative, tables, tables_of_ours) = match pair_kind(desc) {
-        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Blk128) => {
-            (Formulation::RepeatedScales, measured::REPEATED_SCALES, measured_sm90::SM90)
-        }
-        PairKind::Fp8(ScaleLayout::Outer, ScaleLayout::Outer) => {
-            (Formulation::Rescaled, measured::RESCALED, measured_sm90::SM90_ROWS)
-        }
+    let alternative = match pair_kind(desc) {
+        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Blk128) => Formulation::RepeatedScales,
+        PairKind::Fp8(ScaleLayout::Outer, ScaleLayout::Outer) => Formulation::Rescaled,
         PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
             return all("this GPU multiplies such blocks itself");
         }
@@ -60,9 +55,12 @@ pub(super) fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formul
             || desc.out_amax == OutAmax::Store,
     };
     let (mnk, sm_count) = ([desc.m, desc.n, desc.k], facts.sm_count as usize);
-    let choice = measured::choose(tables, problem, mnk, sm_count, facts.measured);
+    let (tables, tables_of_ours) = tables(alternative, facts.measured);
+    let choice = measured::choose(tables, problem, mnk, sm_count, facts.measured.is_some());
+    // The rules that hold on other GPUs, too: of the library from an H200, of ours from an H100, where its kernels were timed last.
+    let library_rule = facts.measured.unwrap_or(Card::H200);
     let (wins, at) = match choice {
-        Some(choice) => said(choice),
+        Some(choice) => said(choice, facts.measured, library_rule),
         None => return all("nothing was measured"),
     };
     let order = Formulation::ALL.to_vec();
@@ -75,30 +73,33 @@ pub(super) fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formul
         return (order, format!("{words}; sm90 is not, without the kernel for such shapes with e5m2 codes"));
     }
     let library = if wins { alternative } else { Formulation::Native };
-    let ours = measured::choose(tables_of_ours, problem, mnk, sm_count, facts.measured);
-    let by_rule = match (alternative, ours) {
-        (_, Some(Choice::Measured(_))) => None,
-        _ if !stores(desc, Formulation::Native) && outline(desc, Formulation::Sm90, Finish::Fused).is_ok() => {
-            Some(sm90_rules::saves_a_pass(mnk))
-        }
-        (Formulation::Rescaled, _) => Some(rows_are_ours(desc, mnk, sm_count)),
-        _ if library_ends_sooner(desc, library) => Some(false),
-        _ => None,
-    };
-    match by_rule {
-        Some(true) => {
-            let words = "faster than cuBLASLt's products, at such shapes (rule from an H200)".to_string();
-            return (led_by(Formulation::Sm90, order), words);
-        }
-        Some(false) => {
-            return (order, format!("{words}; sm90 is not, with such an epilogue or shape (rule from an H200)"));
-        }
-        None => {}
+    let ours_fits = outline(desc, Formulation::Sm90, Finish::Fused).is_ok();
+    // What costs the library a pass is like SiLU, whatever it is.
+    let like_silu = !stores(desc, Formulation::Native) && ours_fits;
+    let activation = if like_silu { Activation::Silu } else { problem.activation };
+    let ours =
+        measured::choose(tables_of_ours, Problem { activation, ..problem }, mnk, sm_count, facts.measured.is_some());
+    let one_round_of_rows = alternative == Formulation::Rescaled && sm90_rules::is_one_round(mnk, sm_count);
+    if !ours_fits || (!like_silu && !one_round_of_rows && is_fused_by_the_library(desc, library)) {
+        return (order, format!("{words}; sm90 is not, with such an epilogue (rule from an H200)"));
     }
-    match ours.map(said) {
+    match ours.map(|choice| said(choice, facts.measured, Card::H100)) {
         Some((true, at)) => (led_by(Formulation::Sm90, order), format!("faster than cuBLASLt's products, {at}")),
         Some((false, at)) => (order, format!("{words}; sm90 is not, {at}")),
         None => (order, words),
+    }
+}
+
+/// What was measured of the library's two ways, and of ours, on this GPU, or the rules for all.
+fn tables(
+    alternative: Formulation,
+    card: Option<Card>,
+) -> (&'static [Measured<measured::Row>], &'static [Measured<measured_sm90::Row>]) {
+    match (alternative, card) {
+        (Formulation::Rescaled, Some(Card::H100)) => (measured_h100::RESCALED, measured_sm90_h100::SM90_ROWS),
+        (Formulation::Rescaled, _) => (measured::RESCALED, measured_sm90::SM90_ROWS),
+        (_, Some(Card::H100)) => (measured_h100::REPEATED_SCALES, measured_sm90_h100::SM90),
+        _ => (measured::REPEATED_SCALES, measured_sm90::SM90),
     }
 }
 
@@ -107,35 +108,32 @@ fn stores(desc: &GemmDesc, library: Formulation) -> bool {
     [Finish::Fused, Finish::PaddedCopy].into_iter().any(|finish| outline(desc, library, finish).is_ok())
 }
 
-/// Whether sm90 is slower than this way of cuBLASLt because of what follows the sums: an activation that the library fuses, which computes it less exactly (GELU at 4096 x 4096 x
-/// 7168: 214 us for 194; observed: H200, 2026-11-25, `bench sm90`), or a pass of its own.
-fn library_ends_sooner(desc: &GemmDesc, library: Formulation) -> bool {
-    (desc.epilogue.activation != Activation::None && stores(desc, library))
-        || outline(desc, Formulation::Sm90, Finish::Fused).is_err()
-}
-
-/// Of row scales.
-fn rows_are_ours(desc: &GemmDesc, mnk: [usize; 3], sm_count: usize) -> bool {
-    let plain = desc.epilogue.activation == Activation::None && desc.accumulation == Accumulation::Precise;
-    let fits = outline(desc, Formulation::Sm90, Finish::Fused).is_ok();
-    fits && (sm90_rules::is_one_round(mnk, sm_count) || (plain && sm90_rules::is_first_of_rows(mnk, sm_count)))
+/// Whether sm90 is slower than this way of cuBLASLt because of an activation that the library fuses, which computes it less exactly (GELU at 4096 x 4096 x
+/// 7168: 214 us for 194; observed: H200, 2026-11-25, `bench sm90`).
+fn is_fused_by_the_library(desc: &GemmDesc, library: Formulation) -> bool {
+    desc.epilogue.activation != Activation::None && stores(desc, library)
 }
 
 /// Of 1x128 x 1x128: where it adds to D, which cuBLASLt 13.1 does not with such scales, and its tiles fill several rounds (observed: H200, 2026-11-25, `bench sm90`: 5 and
 /// 6 % faster at 4096 x 4096 x 4096 and 4096 x 7168 x 2048; without the addition 2 to 5 % slower).
 fn gradients_are_ours(desc: &GemmDesc, facts: Facts) -> bool {
     desc.accumulate == Accumulate::Add
-        && !library_ends_sooner(desc, Formulation::Native)
+        && outline(desc, Formulation::Sm90, Finish::Fused).is_ok()
+        && !is_fused_by_the_library(desc, Formulation::Native)
         && available(desc, facts, Formulation::Sm90).is_ok()
         && sm90_rules::has_rounds([desc.m, desc.n, desc.k], facts.sm_count as usize)
 }
 
-/// Whether the choice is for the alternative, and where that is known from.
-fn said(choice: Choice) -> (bool, &'static str) {
-    match choice {
-        Choice::Measured(wins) => (wins, "measured at this shape (H200, cuBLASLt 13.1)"),
-        Choice::Rule(wins) => (wins, "at such shapes (rule from an H200, cuBLASLt 13.1)"),
-        Choice::NearestRule(wins) => (wins, "at such shapes (rule of similar problems on an H200, cuBLASLt 13.1)"),
+/// Whether the choice is for the alternative, and where that is known from: rows of one GPU, or a rule made from another's.
+fn said(choice: Choice, rows: Option<Card>, rule: Card) -> (bool, String) {
+    match (choice, rows) {
+        (Choice::Measured(wins), Some(card)) => (wins, format!("measured at this shape ({card}, cuBLASLt 13.1)")),
+        (Choice::Measured(wins) | Choice::Rule(wins), _) => {
+            (wins, format!("at such shapes (rule from an {rule}, cuBLASLt 13.1)"))
+        }
+        (Choice::NearestRule(wins), _) => {
+            (wins, format!("at such shapes (rule of similar problems on an {rule}, cuBLASLt 13.1)"))
+        }
     }
 }
 
@@ -154,7 +152,9 @@ mod tests {
     use crate::gpu::lt::quirks::Version;
 
     const F: Fp8Format = Fp8Format::E4M3;
-    const H200: Facts = Facts { cc: HOPPER, version: Some(Version::new(13, 1, 0)), sm_count: 132, measured: true };
+    const H200: Facts =
+        Facts { cc: HOPPER, version: Some(Version::new(13, 1, 0)), sm_count: 132, measured: Some(Card::H200) };
+    const H100: Facts = Facts { measured: Some(Card::H100), ..H200 };
 
     #[test]
     fn measured_shapes_first_then_rules_then_native() {
@@ -163,28 +163,23 @@ mod tests {
         let desc = |m, n, k, a, b| GemmDesc::new(m, n, k, a, b, DType::Bf16).with_accumulation(Accumulation::Fast);
         let first = |m, n, k, a, b, facts| preference_for_any_m(&desc(m, n, k, a, b), facts).0[0];
         // What the numbers say is the business of `measured`; here they are followed, by row or by rule, whatever they are.
-        let other = Facts { measured: false, ..H200 };
+        let other = Facts { measured: None, ..H200 };
         let mut seen = std::collections::HashSet::new();
         for (m, n, k) in [(1, 24576, 1536), (64, 24576, 1536), (8192, 4096, 7168), (16, 9984, 4096), (8192, 9984, 4096)]
         {
-            for (a, b, alternative, tables) in
-                [(vec, blk, RepeatedScales, measured::REPEATED_SCALES), (row, row, Rescaled, measured::RESCALED)]
-            {
-                for facts in [H200, other, Facts { sm_count: 8, ..other }] {
+            for (a, b, alternative) in [(vec, blk, RepeatedScales), (row, row, Rescaled)] {
+                for facts in [H200, H100, other, Facts { sm_count: 8, ..other }] {
                     let fast = alternative == Rescaled;
                     let problem = Problem { fast, out: DType::Bf16, activation: Activation::None, more: false };
                     let sms = facts.sm_count as usize;
-                    let choice = measured::choose(tables, problem, [m, n, k], sms, facts.measured).unwrap();
+                    let (tables, tables_of_ours) = tables(alternative, facts.measured);
+                    let rows = facts.measured.is_some();
+                    let choice = measured::choose(tables, problem, [m, n, k], sms, rows).unwrap();
                     let (Choice::Measured(wins) | Choice::Rule(wins) | Choice::NearestRule(wins)) = choice;
-                    assert_eq!(matches!(choice, Choice::Measured(_)), facts.measured && n != 9984, "{choice:?}");
+                    assert_eq!(matches!(choice, Choice::Measured(_)), rows && n != 9984, "{choice:?}");
                     let wanted = if wins { alternative } else { Native };
-                    let rows = alternative == Rescaled;
-                    let ours = if rows { measured_sm90::SM90_ROWS } else { measured_sm90::SM90 };
-                    let ours = match measured::choose(ours, problem, [m, n, k], sms, facts.measured).unwrap() {
-                        Choice::Measured(wins) => wins,
-                        // Of rows the rules are others.
-                        by_rule => !rows && said(by_rule).0,
-                    };
+                    let ours = measured::choose(tables_of_ours, problem, [m, n, k], sms, rows).unwrap();
+                    let ours = said(ours, facts.measured, Card::H100).0;
                     let wanted = if ours { Sm90 } else { wanted };
                     assert_eq!(first(m, n, k, a, b, facts), wanted, "{m} x {n} x {k} on {facts:?}: {choice:?}");
                     // Another format has the same two ways of the library, and ours where the configuration for the shape has kernels for it.
@@ -231,10 +226,14 @@ mod tests {
         let silu = of(&wide.with_epilogue(silu));
         assert!(silu.0[0] == Sm90 && silu.1.contains("measured at this shape"), "{silu:?}");
         let residual = Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() };
-        for (m, ours) in [(1, false), (16, false), (512, true)] {
+        for (m, ours) in [(1, false), (16, false), (17, true), (512, true)] {
             let desc = desc(m, 4096, 14336, vec, blk).with_epilogue(residual);
             let (order, words) = of(&desc);
-            assert_eq!((order[0] == Sm90, words.contains("rule from an H200")), (ours, true), "{desc}: {words}");
+            assert_eq!(
+                (order[0] == Sm90, words.contains("rule of similar problems on an H100")),
+                (ours, true),
+                "{desc}: {words}"
+            );
         }
         for slower in
             [wide.with_epilogue(with(Activation::Gelu, None)), wide.with_epilogue(with(Activation::Relu, None))]
@@ -246,19 +245,25 @@ mod tests {
                 "{slower}: {words}"
             );
         }
-        // Scales of rows: precise sums on a long k, and one round of small tiles whatever the sums. Scales of matrices are the library's.
+        // Scales of rows: precise sums, one round of small tiles whatever the sums, and what costs the library a pass. Scales of matrices are the library's.
         let precise = |m, n, k, scheme| desc(m, n, k, scheme, scheme).with_accumulation(Accumulation::Precise);
         let large = precise(4096, 4096, 7296, row);
         assert_eq!(of(&large).0[0], Sm90);
-        assert!(of(&large).1.contains("rule from an H200"));
+        assert!(of(&large).1.contains("rule from an H100"), "{}", of(&large).1);
         let silu = with(Activation::Silu, None);
-        assert_eq!(of(&large.with_epilogue(silu)).0[0], Sm90);
-        for other in [large.with_accumulation(Accumulation::Fast), precise(4096, 4096, 7296, Scheme::Fp8Tensor(F))] {
+        let fast = large.with_accumulation(Accumulation::Fast);
+        assert_eq!([large, fast].map(|desc| of(&desc.with_epilogue(silu)).0[0]), [Sm90; 2]);
+        for other in
+            [fast, large.with_epilogue(with(Activation::Gelu, None)), precise(4096, 4096, 7296, Scheme::Fp8Tensor(F))]
+        {
             assert_ne!(of(&other).0[0], Sm90, "{other}");
         }
-        let few = desc(128, 4096, 7168, row, row);
-        assert_eq!([few, few.with_epilogue(silu)].map(|desc| of(&desc).0[0]), [Sm90; 2]);
-        assert_eq!(of(&few.with_epilogue(Epilogue { residual: Some(DType::F16), ..silu })).0[0], Sm90);
+        let few = desc(128, 4096, 7296, row, row);
+        for epilogue in
+            [Epilogue::default(), silu, with(Activation::Gelu, None), Epilogue { residual: Some(DType::F16), ..silu }]
+        {
+            assert_eq!(of(&few.with_epilogue(epilogue)).0[0], Sm90, "{epilogue:?}");
+        }
         assert_ne!(preference_for_any_m(&few, Facts { cc: (8, 9), ..H200 }).0[0], Sm90);
         // Weight gradients: where they are added to.
         let gradient = GemmDesc { out: DType::F32, ..precise(4096, 4096, 4096, vec) };
@@ -297,5 +302,10 @@ mod tests {
             let desc = GemmDesc::new(m, n, 7168, row, row, DType::Bf16).with_accumulation(Accumulation::Fast);
             assert_eq!(first(desc), fastest, "m = {m}, n = {n}");
         }
+        // Of an H100 (`2026-11-26-nvidia-h100-formulations`): 5120 x 25600 at m = 256 is native's, 64.0 us for 76.0; 4096 x 7168 ours where the H200's rows say native.
+        let on = |facts, m, n, k| preference_for_any_m(&GemmDesc::new(m, n, k, vec, blk, DType::Bf16), facts).0[0];
+        assert_eq!([H200, H100].map(|facts| on(facts, 512, 4096, 7168)), [Native; 2]);
+        assert_eq!(on(H100, 256, 5120, 25600), Native);
+        assert_eq!([H200, H100].map(|facts| on(facts, 2048, 576, 7168)), [Native; 2]);
     }
 }

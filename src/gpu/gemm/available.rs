@@ -5,7 +5,7 @@ use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::Formulation;
-use crate::gpu::gemm::measured;
+use crate::gpu::gemm::measured::{self, Card};
 use crate::gpu::gemm::our_pairs::{sm90_pair, small_m_operands, small_m_pair};
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::handle::Handle;
@@ -19,14 +19,14 @@ pub(crate) struct Facts {
     /// cuBLASLt's; `None` where there is none.
     pub(crate) version: Option<Version>,
     pub(crate) sm_count: u32,
-    /// The choices of [`crate::gpu::gemm::measured`] hold for this GPU and library.
-    pub(crate) measured: bool,
+    /// The GPU whose rows in [`crate::gpu::gemm::measured`] hold for this one and its library.
+    pub(crate) measured: Option<Card>,
 }
 
 impl Facts {
     pub(crate) fn of(handle: &Handle) -> Self {
         let (device, version) = (handle.device(), handle.lt_version());
-        let measured = version.is_some_and(|version| measured::applies(&device.name, version));
+        let measured = version.and_then(|version| measured::card(&device.name, version));
         Self { cc: device.compute_capability, version, sm_count: device.sm_count, measured }
     }
 }
@@ -198,7 +198,8 @@ mod tests {
     use crate::format::{DType, Fp8Format, Operand, Scheme};
 
     const F: Fp8Format = Fp8Format::E4M3;
-    const H200: Facts = Facts { cc: HOPPER, version: Some(Version::new(13, 1, 0)), sm_count: 132, measured: true };
+    const H200: Facts =
+        Facts { cc: HOPPER, version: Some(Version::new(13, 1, 0)), sm_count: 132, measured: Some(Card::H200) };
 
     fn desc(m: usize, a: Scheme, b: Scheme) -> GemmDesc {
         GemmDesc::new(m, 4096, 7168, a, b, DType::Bf16)
@@ -280,7 +281,7 @@ mod tests {
     #[test]
     fn without_cublaslt_there_are_our_own() {
         use Formulation::{Native, Sm90, SmallM};
-        let none = Facts { version: None, measured: false, ..H200 };
+        let none = Facts { version: None, measured: None, ..H200 };
         let (tensor, row) = (Scheme::Fp8Tensor(F), Scheme::Fp8Row(F));
         let (vec, blk) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
         for (a, b) in [(tensor, tensor), (row, row), (vec, blk), (vec, vec), (blk, vec)] {
@@ -304,7 +305,7 @@ mod tests {
     fn blocks_are_native_on_blackwell_and_dequantized_everywhere_from_ampere_on() {
         use Formulation::{DequantizedBf16, Native};
         let (nv, row, mx) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(F));
-        let on = |cc, version| Facts { cc, version: Some(version), sm_count: 132, measured: false };
+        let on = |cc, version| Facts { cc, version: Some(version), sm_count: 132, measured: None };
         let new = Version::new(13, 1, 0);
         let both: &[Formulation] = &[Native, DequantizedBf16];
         let plain: &[Formulation] = &[DequantizedBf16];

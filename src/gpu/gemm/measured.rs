@@ -51,9 +51,9 @@ pub(super) struct Same {
 /// One shape: B is `n x k`. The alternative to the native formulation wins from the first m of each range to the second, both of [`ROWS_OF_A`], and
 /// beyond 8192 if it wins there. Two ranges, where every record says so: repeated scales take 31 us for 44 at 1024 x 2112 x 7168, and 41 us for 24 at m = 768.
 pub(super) struct Row {
-    n: usize,
-    k: usize,
-    wins: &'static [[usize; 2]],
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) wins: &'static [[usize; 2]],
 }
 
 /// The m that ranges are made from. Not powers of two alone: at m = 192 the library's own product took up to 1.7 times the other's time, at shapes where it is
@@ -64,15 +64,15 @@ const ROWS_OF_A: [usize; 18] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256, 512, 
 /// the native tiles leave a part of the GPU idle on a long k.
 pub(super) struct SizeRule {
     /// `m <= small`, or
-    small: usize,
+    pub(super) small: usize,
     /// `m * k_per_m <= k` (0: never), or
-    k_per_m: usize,
+    pub(super) k_per_m: usize,
     /// `k >= least_k` and
-    least_k: usize,
+    pub(super) least_k: usize,
     /// tiles of `tile x 128` elements of D on
-    tile: usize,
+    pub(super) tile: usize,
     /// at most this part of the multiprocessors.
-    percent: usize,
+    pub(super) percent: usize,
 }
 
 /// What decides.
@@ -96,13 +96,33 @@ pub(super) enum Choice {
     NearestRule(bool),
 }
 
-/// The GPU's name and the library that the rows were measured on.
-const GPU: &str = "NVIDIA H200";
+/// A GPU that rows were measured on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Card {
+    H200,
+    H100,
+}
+
+/// The library that all rows were measured with.
 const LIBRARY: (Version, Version) = (Version::new(13, 1, 0), Version::new(13, 2, 0));
 
-/// True if the rows hold for this GPU and library.
-pub(crate) fn applies(gpu: &str, library: Version) -> bool {
-    gpu == GPU && (LIBRARY.0..LIBRARY.1).contains(&library)
+/// The GPU whose rows hold for a GPU of this name, with this library.
+pub(crate) fn card(gpu: &str, library: Version) -> Option<Card> {
+    let card = match gpu {
+        "NVIDIA H200" => Card::H200,
+        "NVIDIA H100 80GB HBM3" => Card::H100,
+        _ => return None,
+    };
+    (LIBRARY.0..LIBRARY.1).contains(&library).then_some(card)
+}
+
+impl std::fmt::Display for Card {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Card::H200 => "H200",
+            Card::H100 => "H100",
+        })
+    }
 }
 
 /// Whether the alternative wins. Rows count where `rows` says that they hold here.
@@ -395,11 +415,13 @@ pub(super) const RESCALED: &[Measured<Row>] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::gemm::measured_h100;
     use crate::models::weight_shapes;
 
     #[test]
     fn every_published_shape_has_a_row_in_every_table() {
-        for table in REPEATED_SCALES.iter().chain(RESCALED) {
+        let h100 = measured_h100::REPEATED_SCALES.iter().chain(measured_h100::RESCALED);
+        for table in REPEATED_SCALES.iter().chain(RESCALED).chain(h100) {
             let rows: Vec<_> = table.rows.iter().map(|r| (r.n, r.k)).collect();
             assert_eq!(rows, weight_shapes().collect::<Vec<_>>());
             let measured = |m: usize| ROWS_OF_A.contains(&m);
@@ -463,8 +485,12 @@ mod tests {
 
     #[test]
     fn the_rows_hold_for_their_gpu_and_library_only() {
-        assert!(applies("NVIDIA H200", Version::new(13, 1, 0)) && applies("NVIDIA H200", Version::new(13, 1, 3)));
-        assert!(!applies("NVIDIA H100 80GB HBM3", Version::new(13, 1, 0)));
-        assert!(!applies("NVIDIA H200", Version::new(13, 2, 0)) && !applies("NVIDIA H200", Version::new(12, 9, 1)));
+        let of = |name, [major, minor, patch]: [u32; 3]| card(name, Version::new(major, minor, patch));
+        for (name, expected) in [("NVIDIA H200", Card::H200), ("NVIDIA H100 80GB HBM3", Card::H100)] {
+            assert_eq!([[13, 1, 0], [13, 1, 3]].map(|library| of(name, library)), [Some(expected); 2]);
+            assert_eq!([[13, 2, 0], [12, 9, 1]].map(|library| of(name, library)), [None; 2]);
+        }
+        // Of less memory bandwidth and fewer multiprocessors.
+        assert_eq!(["NVIDIA H100 PCIe", "NVIDIA H800"].map(|name| of(name, [13, 1, 0])), [None; 2]);
     }
 }

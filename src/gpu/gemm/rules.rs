@@ -86,11 +86,13 @@ mod tests {
     use crate::format::{DType, Fp8Format, Operand, Scheme};
     use crate::gpu::gemm::available::HOPPER;
     use crate::gpu::gemm::desc::Accumulate;
+    use crate::gpu::gemm::measured::Card;
     use crate::gpu::lt::quirks::Version;
     use crate::gpu::matrix::derived::KeptWeights;
 
     const F: Fp8Format = Fp8Format::E4M3;
-    const H200: Facts = Facts { cc: HOPPER, version: Some(Version::new(13, 1, 0)), sm_count: 132, measured: true };
+    const H200: Facts =
+        Facts { cc: HOPPER, version: Some(Version::new(13, 1, 0)), sm_count: 132, measured: Some(Card::H200) };
 
     /// Before all that the tables say, where it does the whole epilogue.
     #[test]

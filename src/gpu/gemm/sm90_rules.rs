@@ -152,47 +152,16 @@ pub(crate) fn has_the_fastest(mnk: [usize; 3], sm_count: usize, formats: [Fp8For
     order_of_whole(mnk, sm_count).first().is_some_and(|config| config.multiplies(formats))
 }
 
-/// Whether it is tried before cuBLASLt's two ways of row scales: where one round of 64 x 64 tiles is all, two on a multiprocessor at the most, and there are enough of
-/// them that the library gains little by splitting k, which the native product does not. Whatever the sums and the activation.
-///
-/// The numbers are those of the least loss over 17 published shapes and nine others (H200, 2026-11-25, `formulations.md` of `a337ca2` and `4f99b82` and
-/// `formulations-others.md`, six problems, m from 32): a way within 3 % of the best in 1156 of 1296 and 497 of 540 places, 1.2 and 1.0 % behind on average (never ours: 919 and 354,
-/// 4.3 and 4.9 %). Of the published shapes alone 256 would be taken in the place of 192, which is 1.6 % behind at the nine.
-pub(crate) fn is_one_round([m, n, k]: [usize; 3], sm_count: usize) -> bool {
-    let tiles = m.div_ceil(64) * n.div_ceil(64);
-    (33..=1024).contains(&m) && tiles <= 2 * sm_count && tiles * 192 >= k
-}
-
-/// Whether it is tried before a product of the library that needs a pass of our epilogue kernel (SiLU, a residual, an old D): where 64 x 128 tiles are so many that the library gains little by
-/// splitting k.
-///
-/// Of SiLU at the 17 published shapes (H200, 2026-11-25, `formulations-silu.md` of `e3baec9`): within 3 % of the better one in 302 of 335 places (1x128 x 128x128), 269 and 277 (rows, fast and
-/// precise sums), 1.1, 2.6 and 2.4 % behind on average; never ours 104, 109 and 96, 20 to 24 %. 192 in the place of 256 is as good.
-pub(crate) fn saves_a_pass([m, n, k]: [usize; 3]) -> bool {
-    (m.div_ceil(64) * n.div_ceil(128)).saturating_mul(256) >= k
+/// One round of tiles of 64 x 64, two on a multiprocessor, of more rows than few. Of row scales an activation that the library fuses is no reason against ours there: observed with SiLU,
+/// which it does not fuse, and without one, at 26 shapes (H200, 2026-11-25, `formulations.md` of `a337ca2` and `4f99b82`, and `formulations-others.md`).
+pub(crate) fn is_one_round([m, n, _]: [usize; 3], sm_count: usize) -> bool {
+    m > 16 && m.div_ceil(64).saturating_mul(n.div_ceil(64)) <= 2 * sm_count
 }
 
 /// Several rounds of the largest tiles.
 pub(crate) fn has_rounds([m, n, _]: [usize; 3], sm_count: usize) -> bool {
     let tile = Sm90Config::Tile256x128.tile();
     tile.tiles(m, n) >= 2 * tile.blocks_at_once(sm_count)
-}
-
-/// Whether it is tried before cuBLASLt's precise products of row scales: on a long k, where several rounds of large tiles are as full as the
-/// library's. Its fast sums are faster than ours there.
-///
-/// Observed (H200, 2026-11-25, `bench sm90`, with pauses and back to back): 3.7 and 1.4 % faster at m = n = 4096, k = 7168; 6.5 and 0 % at
-/// 4096 x 7168 x 16384; 1.8 % faster and 0.8 % slower at 8192 each way; equal at one round, up to 9 % slower on a short k. Of whole matrices the library's
-/// precise product is faster than of rows, and ours up to 3 % slower than it: there ours is for those who ask.
-pub(crate) fn is_first_of_rows(mnk: [usize; 3], sm_count: usize) -> bool {
-    let ([m, n, k], sm_count) = (mnk, sm_count.max(1));
-    // Of their waves, the part that tiles fill.
-    let fills = |rows: usize, cols: usize| {
-        let tiles = m.div_ceil(rows) * n.div_ceil(cols);
-        (tiles, tiles.next_multiple_of(sm_count))
-    };
-    let (ours, theirs) = (fills(256, 128), fills(128, 128));
-    k >= 4096 && has_rounds(mnk, sm_count) && ours.0 as u128 * theirs.1 as u128 >= theirs.0 as u128 * ours.1 as u128
 }
 
 /// How often the tiles of the configuration fill the GPU.
@@ -272,32 +241,11 @@ mod tests {
     }
 
     #[test]
-    fn scales_of_rows_are_for_long_k_and_full_waves() {
-        let first = |mnk| is_first_of_rows(mnk, 132);
-        assert!([[4096, 4096, 7168], [4096, 7168, 16384], [8192, 8192, 8192]].into_iter().all(first));
-        // One round, a short k, and a last wave that the library's tiles fill better.
-        assert!(
-            ![[1024, 4096, 7168], [4096, 24576, 1536], [512, 7168, 2048], [4096, 2112, 7168]].into_iter().any(first)
-        );
-        assert!(is_first_of_rows([1 << 30, 1 << 30, 1 << 20], 0), "no number is too large, none divides by zero");
-        let round = |mnk| is_one_round(mnk, 132);
-        // What was faster than the library's two ways, and what was not, on shapes that tables hold and others.
-        for (n, k, faster, slower) in [
-            (576, 7168, &[512][..], &[128, 256][..]),
-            (2112, 7168, &[128, 256, 512], &[1024]),
-            (4096, 7168, &[128, 256], &[512]),
-            (7168, 16384, &[128], &[256]),
-            (8192, 8192, &[128], &[256]),
-            (5120, 25600, &[128], &[256]),
-            (1536, 2048, &[48, 128, 512], &[16, 1025]),
-            (7168, 2048, &[48, 64], &[256]),
-            (1024, 16384, &[], &[48, 64, 128]),
-            (1408, 4096, &[128], &[32]),
-            (3072, 3072, &[128], &[32]),
-        ] {
-            assert!(faster.iter().all(|m| round([*m, n, k])) && !slower.iter().any(|m| round([*m, n, k])), "{n} x {k}");
-        }
+    fn rounds_are_of_the_largest_tiles() {
         assert!(has_rounds([4096, 4096, 16], 132) && !has_rounds([1024, 4096, 16], 132));
+        assert!(is_one_round([17, 16896, 16], 132) && is_one_round([256, 4096, 7168], 132));
+        assert!(!is_one_round([16, 64, 16], 132) && !is_one_round([512, 4096, 7168], 132));
+        assert!(!is_one_round([1 << 40, 1 << 40, 16], 0), "no number is too large");
     }
 
     /// Where two steps are faster than one kernel.

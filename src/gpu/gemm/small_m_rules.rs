@@ -179,25 +179,23 @@ pub(crate) fn waves(config: SmallMConfig, [m, n, _]: [usize; 3], sm_count: usize
 /// Whether it is tried before all other ways; `stored`: one of cuBLASLt's ways does the whole epilogue, too.
 ///
 /// Every tile of B reads all of A once more, so that many rows of both are for the library's larger tiles; a short k leaves little to be split. Made from
-/// `formulations` up to m = 32 (H200, cuBLASLt 13.1, 2026-11: 17 shapes of 1x128 x 128x128 and of rows), and from `gemm` for whole matrices.
+/// `formulations` up to m = 16 (H200, cuBLASLt 13.1, 2026-11: 17 shapes of 1x128 x 128x128 and of rows), and from `gemm` for whole matrices. At m = 32 `sm90` takes less time (H100,
+/// `2026-11-26-nvidia-h100-formulations`: 0.87 of ours at the median of 17 shapes), but for narrow weights with a long k (1.08 at 576 x 7168 and 5120 x 25600).
 pub(crate) fn is_first(scales: SmallMScales, stored: bool, [m, n, k]: [usize; 3]) -> bool {
     let within = |most: usize| m * n <= most;
+    // Where our sm_90 product leaves multiprocessors idle, though it splits k.
+    let narrow = k >= 4 * n;
     if !stored {
-        return m <= 16 || n <= 10240;
+        return m <= 16 || narrow;
     }
     match scales {
         SmallMScales::Blocks => {
-            m <= 4
-                || (m <= 8 && k >= 2048)
-                || (m <= 16 && k >= 1024 && (within(1 << 16) || 2 * n <= k))
-                || (within(1 << 15) && k >= 4096)
+            m <= 4 || narrow || (m <= 8 && k >= 2048) || (m <= 16 && k >= 1024 && (within(1 << 16) || 2 * n <= k))
         }
         SmallMScales::Outer { each: [false, false] } => {
             k >= 2048 && n <= 5120 && (m <= 8 || (m <= 16 && within(1 << 16)))
         }
-        SmallMScales::Outer { .. } => {
-            m <= 12 || (m <= 16 && (k >= 1024 || within(1 << 15))) || (k >= 1024 && within(1 << 17))
-        }
+        SmallMScales::Outer { .. } => m <= 12 || narrow || (m <= 16 && (k >= 1024 || within(1 << 15))),
     }
 }
 
@@ -498,14 +496,14 @@ mod tests {
                 .any(blocks)
         );
         let rows = |mnk| is_first(SmallMScales::Outer { each: [true, true] }, true, mnk);
-        assert!([[12, 57344, 8192], [16, 24576, 1536], [16, 2048, 768], [32, 4096, 7168]].into_iter().all(rows));
-        assert!(![[16, 32768, 512], [32, 8192, 8192]].into_iter().any(rows));
+        assert!([[12, 57344, 8192], [16, 24576, 1536], [16, 2048, 768], [32, 5120, 25600]].into_iter().all(rows));
+        assert!(![[16, 32768, 512], [32, 8192, 8192], [32, 4096, 7168]].into_iter().any(rows));
         let tensors = |mnk| is_first(SmallMScales::Outer { each: [false, false] }, true, mnk);
         assert!(tensors([8, 5120, 8192]) && tensors([16, 4096, 7168]));
         assert!(!tensors([1, 8192, 8192]) && !tensors([1, 24576, 1536]) && !tensors([32, 576, 7168]));
         // With a pass of the epilogue kernel as the alternative.
         let passed = |mnk| is_first(SmallMScales::Blocks, false, mnk);
-        assert!(passed([16, 57344, 8192]) && passed([32, 4096, 7168]) && !passed([32, 57344, 8192]));
+        assert!(passed([16, 57344, 8192]) && passed([32, 576, 7168]) && !passed([32, 4096, 7168]));
         // E2M1 weights, by what is kept of them.
         let first =
             |m, k| [Kept::Nothing, Kept::WithPass, Kept::Fused].map(|kept| is_first_of_e2m1(kept, [m, 4096, k]));

@@ -290,7 +290,7 @@ mod tests {
     fn recipes_are_refused_where_a_product_of_theirs_does_not_run() {
         for recipe in LinearRecipe::all() {
             for cc in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
-                let facts = Facts { cc, version: Some(Version::new(13, 1, 0)), sm_count: 100, measured: false };
+                let facts = Facts { cc, version: Some(Version::new(13, 1, 0)), sm_count: 100, measured: None };
                 let runs = match recipe {
                     LinearRecipe::Bf16 | LinearRecipe::Nvfp4Row => true,
                     LinearRecipe::Fp8Row | LinearRecipe::Fp8Tensor(_) => cc >= (8, 9),

@@ -67,7 +67,7 @@ fn native_products_have_the_modes_types_and_layouts_of_the_documentation() {
                     cc,
                     version: Some(Version::new(13, 1, 0)),
                     sm_count: 132,
-                    measured: false,
+                    measured: None,
                 };
                 assert_eq!(available(&desc, facts, Formulation::Native), Ok(()), "{desc}");
             }
