@@ -82,14 +82,16 @@ struct Sm90Config {
     static_assert(END == END_NUMBERS || OUT_COLS == 128, "a row of a tile is a group; each part of B has one scale of 128x128");
     static_assert(END == END_NUMBERS || SCALES == SCALES_BLOCK || (END == END_SWIGLU && SCALES == SCALES_OUTER), "scales of what is cast");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
-    // Where k is divided: columns of a warpgroup that a block of the cluster ends, how many blocks end some, and their partial sums in the place of the stages.
-    static constexpr u32 PART_WIDE = WIDE / SPLIT < 32 ? 32 : WIDE / SPLIT, ENDERS = WIDE / PART_WIDE, PART_BYTES = 128 * GROUPS * WAVES * PART_WIDE * 2;
+    // Where k is divided: columns of a warpgroup that a block of the cluster ends, in whole stores of 32, how many blocks end some, the last of them what is left, and their partial sums in the
+    // place of the stages.
+    static constexpr u32 PART_WIDE = (WIDE / SPLIT + 31) / 32 * 32, ENDERS = (WIDE + PART_WIDE - 1) / PART_WIDE, LAST_WIDE = WIDE - (ENDERS - 1) * PART_WIDE;
+    static constexpr u32 PART_BYTES = 128 * GROUPS * WAVES * PART_WIDE * 2;
     static_assert(SPLIT == 1 || (SHARE == SHARE_NONE && STORE == STORE_DIRECT && END == END_NUMBERS && (SPLIT - 1) * PART_BYTES <= SLAB), "as sm90_join has it");
 };
 
 // What a block of a cluster that divides k ends of a tile: some columns of each warpgroup.
-template <class C> struct Sm90Part : C {
-    static constexpr u32 WIDE = C::PART_WIDE, OUT_WIDE = WIDE, ATOM = WIDE, ATOMS = 1, OUT_ATOMS = 1;
+template <class C, u32 WIDE_> struct Sm90Part : C {
+    static constexpr u32 WIDE = WIDE_, OUT_WIDE = WIDE, ATOM = WIDE, ATOMS = 1, OUT_ATOMS = 1;
 };
 
 // Mirror of the struct of the same name in src/gpu/kernels/sm90.rs.

@@ -485,12 +485,42 @@ __device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& 
     sm90_store_numbers<C>(sum, p, map, tile, row, col, slab);
 }
 
-// The sums of all blocks of a cluster that divide k, in the order of their parts of it: each block ends some columns, and gets those of the others to where its stages were, which nobody
-// uses again, as there is one tile. A thread's numbers go to the same thread.
+// Adds up what blocks of these ranks end, WIDE columns each, in the order of the parts of k, and stores it.
+template <class C, u32 WIDE, u32 FIRST, u32 END>
+__device__ __forceinline__ void sm90_end_part(const Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& d, const Sm90Tile& tile, u32 row, u32 col, u32 rank, u32 place, u32 slab) {
+    using Part = Sm90Part<C, WIDE>;
+    constexpr u32 EACH = WIDE / 2, STEP = C::PART_WIDE / 2, MATH = 128 * C::GROUPS;
+    Sm90Sums<Part> own, all;
+#pragma unroll
+    for (u32 to = FIRST; to < END; to++)
+        if (to == rank)
+#pragma unroll
+            for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+                for (u32 e = 0; e < EACH; e++) own[wave][0][e] = sum[wave][(to * STEP + e) / (C::ATOM / 2)][(to * STEP + e) % (C::ATOM / 2)];
+#pragma unroll
+    for (u32 from = 0; from < C::SPLIT; from++)
+#pragma unroll
+        for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+            for (u32 e = 0; e < EACH; e += 4) {
+                float4 v = {own[wave][0][e], own[wave][0][e + 1], own[wave][0][e + 2], own[wave][0][e + 3]};
+                if (from != rank) {
+                    const uint4 w = shared_vector(place + (from < rank ? from : from - 1) * C::PART_BYTES + (wave * STEP + e) / 4 * 16 * MATH);
+                    v = {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
+                }
+                float* to = &all[wave][0][e];
+                if (from == 0) to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+                else to[0] = __fadd_rn(to[0], v.x), to[1] = __fadd_rn(to[1], v.y), to[2] = __fadd_rn(to[2], v.z), to[3] = __fadd_rn(to[3], v.w);
+            }
+    sm90_store<Part>(all, p, d, tile, row, col + rank * C::PART_WIDE, slab);
+}
+
+// The sums of all blocks of a cluster that divide k: each block ends some columns, and gets those of the others to where its stages were, which nobody uses again, as there is one tile. A
+// thread's numbers go to the same thread.
 template <class C>
 __device__ __forceinline__ void sm90_join(const Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& d, const Sm90Tile& tile, u32 row, u32 col, u32 shared, u32 slab) {
-    using Part = Sm90Part<C>;
-    constexpr u32 EACH = C::PART_WIDE / 2, MATH = 128 * C::GROUPS;
+    constexpr u32 STEP = C::PART_WIDE / 2, MATH = 128 * C::GROUPS, LAST = C::ENDERS - 1;
     const u32 rank = cluster_rank(), place = shared + 16 * threadIdx.x;
     cluster_sync();  // all have multiplied what lies in their stages
 #pragma unroll
@@ -500,35 +530,18 @@ __device__ __forceinline__ void sm90_join(const Sm90Sums<C>& sum, const Sm90Prob
 #pragma unroll
         for (u32 wave = 0; wave < C::WAVES; wave++)
 #pragma unroll
-            for (u32 e = 0; e < EACH; e += 4) {
-                const u32 c = to * EACH + e;
-                store_four_in_cluster(at + (wave * EACH + e) / 4 * 16 * MATH, &sum[wave][c / (C::ATOM / 2)][c % (C::ATOM / 2)]);
+            for (u32 e = 0; e < (to == LAST ? C::LAST_WIDE : C::PART_WIDE) / 2; e += 4) {
+                const u32 c = to * STEP + e;
+                store_four_in_cluster(at + (wave * STEP + e) / 4 * 16 * MATH, &sum[wave][c / (C::ATOM / 2)][c % (C::ATOM / 2)]);
             }
     }
     cluster_sync();
     if (rank >= C::ENDERS) return;
-    Sm90Sums<Part> own, all;
-#pragma unroll
-    for (u32 to = 0; to < C::ENDERS; to++)
-        if (to == rank)
-#pragma unroll
-            for (u32 wave = 0; wave < C::WAVES; wave++)
-#pragma unroll
-                for (u32 e = 0; e < EACH; e++) own[wave][0][e] = sum[wave][(to * EACH + e) / (C::ATOM / 2)][(to * EACH + e) % (C::ATOM / 2)];
-#pragma unroll
-    for (u32 from = 0; from < C::SPLIT; from++)
-#pragma unroll
-        for (u32 wave = 0; wave < C::WAVES; wave++)
-#pragma unroll
-            for (u32 e = 0; e < EACH; e += 4) {
-                float4 v = {own[wave][0][e], own[wave][0][e + 1], own[wave][0][e + 2], own[wave][0][e + 3]};
-                if (from != rank) {
-                    const uint4 w = shared_vector(place + (from < rank ? from : from - 1) * C::PART_BYTES + (wave * EACH + e) / 4 * 16 * MATH);
-                    v = {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
-                }
-                float* to = &all[wave][0][e];
-                if (from == 0) to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-                else to[0] = __fadd_rn(to[0], v.x), to[1] = __fadd_rn(to[1], v.y), to[2] = __fadd_rn(to[2], v.z), to[3] = __fadd_rn(to[3], v.w);
-            }
-    sm90_store<Part>(all, p, d, tile, row, col + rank * C::PART_WIDE, slab);
+    if constexpr (C::LAST_WIDE == C::PART_WIDE) {
+        sm90_end_part<C, C::PART_WIDE, 0, C::ENDERS>(sum, p, d, tile, row, col, rank, place, slab);
+    } else if (rank != LAST) {
+        sm90_end_part<C, C::PART_WIDE, 0, LAST>(sum, p, d, tile, row, col, rank, place, slab);
+    } else {
+        sm90_end_part<C, C::LAST_WIDE, LAST, C::ENDERS>(sum, p, d, tile, row, col, rank, place, slab);
+    }
 }

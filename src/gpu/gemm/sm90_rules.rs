@@ -23,6 +23,7 @@ fn cost(config: Sm90Config) -> Cost {
         Sm90Config::Tile64x128 => (418, 1700),
         Sm90Config::Tile64x64 => (316, 1100),
         Sm90Config::Tile64x64Two => (460, 900),
+        Sm90Config::Tile128x160K2 => (880, 5000),
         Sm90Config::Tile128x64K2 => (470, 3800),
         Sm90Config::Tile64x64K2 => (328, 3000),
         Sm90Config::Tile64x64K4 => (341, 2900),
@@ -135,7 +136,7 @@ pub(crate) fn sum_order(config: Sm90Config) -> SumOrder {
         | Sm90Config::Tile64x128
         | Sm90Config::Tile64x64
         | Sm90Config::Tile64x64Two => SumOrder::BlockAfterBlock,
-        Sm90Config::Tile128x64K2 | Sm90Config::Tile64x64K2 | Sm90Config::Tile64x64K4 => {
+        Sm90Config::Tile128x160K2 | Sm90Config::Tile128x64K2 | Sm90Config::Tile64x64K2 | Sm90Config::Tile64x64K4 => {
             SumOrder::Parts(config.k_parts())
         }
     }

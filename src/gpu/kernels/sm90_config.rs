@@ -39,6 +39,9 @@ pub enum Sm90Config {
     /// 64 x 64, two blocks on a multiprocessor.
     #[serde(rename = "64x64-two")]
     Tile64x64Two,
+    /// 128 x 160, two blocks divide k: where tiles of it are about half of the GPU, and k is long.
+    #[serde(rename = "128x160-k2")]
+    Tile128x160K2,
     /// 128 x 64, two blocks divide k: where tiles are too few for the GPU, and k is long.
     #[serde(rename = "128x64-k2")]
     Tile128x64K2,
@@ -54,7 +57,7 @@ named!(
     Sm90Config, "configuration of the sm90 product", Tile256x128 => "256x128", Tile128x128 => "128x128",
     Tile128x160 => "128x160", Tile128x192 => "128x192", Tile64x192 => "64x192", Tile128x64 => "128x64",
     Tile64x128 => "64x128", Tile64x64 => "64x64", Tile64x64Two => "64x64-two",
-    Tile128x64K2 => "128x64-k2", Tile64x64K2 => "64x64-k2", Tile64x64K4 => "64x64-k4",
+    Tile128x160K2 => "128x160-k2", Tile128x64K2 => "128x64-k2", Tile64x64K2 => "64x64-k2", Tile64x64K4 => "64x64-k4",
 );
 
 /// What a launch must know of a configuration. Mirror of `kernels/gemm/sm90_table.cuh`.
@@ -89,6 +92,7 @@ impl Sm90Config {
             Self::Tile64x128 => Sm90Tile::of(64, 128, 2, 1, 1, 220_416),
             Self::Tile64x64 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352),
             Self::Tile64x64Two => Sm90Tile::of(64, 64, 1, 1, 2, 110_784),
+            Self::Tile128x160K2 => Sm90Tile::of(128, 160, 2, 1, 1, 207_648).split(2),
             Self::Tile128x64K2 => Sm90Tile::of(128, 64, 2, 1, 1, 220_416).split(2),
             Self::Tile64x64K2 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(2),
             Self::Tile64x64K4 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(4),
