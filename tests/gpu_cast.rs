@@ -364,9 +364,14 @@ fn gathered_rows() {
     negative.check(&handle, 50).unwrap();
     assert!(negative.check(&handle, 49).is_err());
     RowIndex::new(&handle, &[], 0).unwrap().check(&handle, 0).unwrap();
-    let recipe = CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Group1x64));
-    let input = CastInput::from(x.view()).gathered(&[3, -1, -1, 49]).unwrap();
-    check_cast(&handle, CastSource::from(&matrix).gathered(&rows_of).unwrap(), &input, recipe, "beyond the matrix");
+    let q = reference::cast(&x.view().into(), CastRecipe::new(scheme(CodeFormat::E2M1, CastGroup::Tile32x32))).unwrap();
+    let coded = CastMatrix::from_host(&handle, &q).unwrap();
+    for to in schemes(4).into_iter().map(CastRecipe::new) {
+        let input = CastInput::from(x.view()).gathered(&[3, -1, -1, 49]).unwrap();
+        check_cast(&handle, CastSource::from(&matrix).gathered(&rows_of).unwrap(), &input, to, "beyond the matrix");
+        let input = CastInput::from(&q).gathered(&[3, -1, -1, 49]).unwrap();
+        check_cast(&handle, CastSource::from(&coded).gathered(&rows_of).unwrap(), &input, to, "beyond the codes");
+    }
 }
 
 /// Codes by scales that are there, and scales alone; of a plain matrix.
