@@ -16,7 +16,7 @@ use common::*;
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::reference::{self, GroupedView, RmsNorm, Swiglu};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format,
     Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedLayout, GroupedRecipe, GroupedScheme,
     Handle, HostCastMatrix, HostQuantMatrix, MatRef, QuantMatrix, QuantizeTo, Recipe, RmsNormArgs, Scheme,
     SourceActivation, SwigluGradientsInto, SwigluSource, VecRef,
@@ -499,26 +499,73 @@ fn members_of_grouped_tensors() {
     }
 }
 
+/// A case of numerics.md, section 1, and how its numbers are written: FP32 patterns, bytes, and runs of either.
+struct Case(serde_json::Value);
+
+impl Case {
+    fn of(id: &str) -> Self {
+        let all: serde_json::Value = serde_json::from_str(include_str!("data/numerics.json")).unwrap();
+        let cases = all["1_tilekernels"].as_array().unwrap();
+        Self(cases.iter().find(|case| case["id"] == id).unwrap().clone())
+    }
+
+    fn bits(v: &serde_json::Value) -> f32 {
+        f32::from_bits(u32::from_str_radix(v.as_str().unwrap(), 16).unwrap())
+    }
+
+    fn hex(v: &serde_json::Value) -> Vec<u8> {
+        let digits = v.as_str().unwrap();
+        (0..digits.len()).step_by(2).map(|i| u8::from_str_radix(&digits[i..i + 2], 16).unwrap()).collect()
+    }
+
+    fn runs<T: Copy>(v: &serde_json::Value, read: impl Fn(&serde_json::Value) -> T) -> Vec<T> {
+        let runs = v.as_array().unwrap().iter();
+        runs.flat_map(|run| vec![read(&run[1]); run[0].as_u64().unwrap() as usize]).collect()
+    }
+
+    fn codes(&self) -> Vec<u8> {
+        Self::runs(&self.0["expect"]["data"], |code| Self::hex(code)[0])
+    }
+}
+
 /// numerics.md 1.2, golden `fp32_amax_contract_requant`: rounded to BF16 the amax would give another scale.
 #[test]
 fn the_published_amax_of_codes() {
     let Some(handle) = handle() else { return };
-    let all: serde_json::Value = serde_json::from_str(include_str!("data/numerics.json")).unwrap();
-    let cases = all["1_tilekernels"].as_array().unwrap();
-    let case = cases.iter().find(|case| case["id"] == "fp32_amax_contract_requant").unwrap();
-    let bits = |v: &serde_json::Value| f32::from_bits(u32::from_str_radix(v.as_str().unwrap(), 16).unwrap());
-    let hex = |v: &serde_json::Value| {
-        let digits = v.as_str().unwrap();
-        (0..digits.len()).step_by(2).map(|i| u8::from_str_radix(&digits[i..i + 2], 16).unwrap()).collect::<Vec<_>>()
-    };
+    let case = Case::of("fp32_amax_contract_requant");
     let group: CastScheme = scheme(CodeFormat::E4M3, CastGroup::Group1x32);
-    let (input, expect) = (&case["in"], &case["expect"]);
-    let q = HostCastMatrix::from_logical(group, 1, 32, hex(&input["x_bytes"]), vec![bits(&input["x_sf"])]).unwrap();
+    let (input, expect) = (&case.0["in"], &case.0["expect"]);
+    let scales = vec![Case::bits(&input["x_sf"])];
+    let q = HostCastMatrix::from_logical(group, 1, 32, Case::hex(&input["x_bytes"]), scales).unwrap();
     let there = CastMatrix::from_host(&handle, &q).unwrap();
     let got = handle.cast(&there, CastRecipe::new(group)).unwrap().to_host(&handle).unwrap();
-    let runs = expect["data"].as_array().unwrap().iter();
-    let codes: Vec<u8> = runs.flat_map(|run| vec![hex(&run[1])[0]; run[0].as_u64().unwrap() as usize]).collect();
-    assert_eq!(got.codes(), codes);
-    assert_eq!(got.scales()[0].to_bits(), bits(&expect["sf"]).to_bits());
-    assert_ne!(got.scales()[0].to_bits(), bits(&expect["wrong_sf"]).to_bits());
+    assert_eq!(got.codes(), case.codes());
+    assert_eq!(got.scales()[0].to_bits(), Case::bits(&expect["sf"]).to_bits());
+    assert_ne!(got.scales()[0].to_bits(), Case::bits(&expect["wrong_sf"]).to_bits());
+}
+
+/// The same, golden `bf16_hidden7168_edge`, the row that failed: alone and as each row of many, of every type, which all hold its numbers; as FP32 scales and as bytes.
+#[test]
+fn the_published_row() {
+    let Some(handle) = handle() else { return };
+    let case = Case::of("bf16_hidden7168_edge");
+    let expect = &case.0["expect"];
+    let row = Case::runs(&case.0["in"]["x"]["f32_rle"], Case::bits);
+    let (codes, cols) = (case.codes(), row.len());
+    for (rows, dtype) in [1, 4 * handle.device().sm_count as usize + 5].into_iter().flat_map(|n| INPUTS.map(|t| (n, t)))
+    {
+        let x = Array2::from_shape_fn((rows, cols), |(_, j)| row[j]);
+        let data = handle.upload(&bytes_of(dtype, &x)).unwrap();
+        let matrix = MatRef::new(&data, dtype, rows, cols).unwrap();
+        let exact = scheme(CodeFormat::E4M3, CastGroup::Row);
+        for recipe in [to(CodeFormat::E4M3, CastGroup::Row), CastRecipe::new(exact.with_scales(CastScales::Ue8m0))] {
+            let got = handle.cast(&matrix, recipe).unwrap().to_host(&handle).unwrap();
+            assert!(got.codes().chunks(cols).all(|of_row| of_row == codes), "{rows} rows of {dtype}, {recipe:?}");
+            let wanted = Case::bits(&expect["sf"][0]);
+            assert!(got.scales().iter().all(|scale| *scale == wanted), "{rows} rows of {dtype}, {recipe:?}");
+            assert_ne!(wanted, Case::bits(&expect["wrong_sf_if_max_missed"]));
+            let byte = got.device_scales()[0];
+            assert!(recipe.scheme().scales() != CastScales::Ue8m0 || byte == Case::hex(&expect["ue8m0"])[0]);
+        }
+    }
 }

@@ -354,12 +354,24 @@ fn gathered_rows() {
     let x = spread(&mut rng, rows, cols, DType::Bf16);
     let data = device(&handle, &x, DType::Bf16);
     let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
-    // Numbers that nobody checked: beyond the matrix there is nothing.
-    let unchecked = [3u32, 50, i32::MAX as u32, 49];
-    let rows_of = RowIndex::from_device(handle.upload(&unchecked).unwrap()).unwrap();
-    let recipe = CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Group1x64));
-    let input = CastInput::from(x.view()).gathered(&[3, -1, -1, 49]).unwrap();
-    check_cast(&handle, CastSource::from(&matrix).gathered(&rows_of).unwrap(), &input, recipe, "beyond the matrix");
+    // Numbers that nobody checked: beyond the matrix there is nothing. Who asks is told, also once they are others.
+    let rows_of = RowIndex::from_device(handle.upload(&[3u32, 50, i32::MAX as u32, 49]).unwrap()).unwrap();
+    let said = |rows: usize| rows_of.check(&handle, rows).map_err(|error| error.to_string());
+    assert!(said(50).unwrap_err().contains("50 at place 1 must be below 50"), "{:?}", said(50));
+    assert!(said(51).unwrap_err().contains("2147483647 at place 2 must be below 51"), "{:?}", said(51));
+    assert_eq!(said(1 << 31), Ok(()));
+    let negative = RowIndex::from_device(handle.upload(&[49u32, u32::MAX, 1 << 31]).unwrap()).unwrap();
+    negative.check(&handle, 50).unwrap();
+    assert!(negative.check(&handle, 49).is_err());
+    RowIndex::new(&handle, &[], 0).unwrap().check(&handle, 0).unwrap();
+    let q = reference::cast(&x.view().into(), CastRecipe::new(scheme(CodeFormat::E2M1, CastGroup::Tile32x32))).unwrap();
+    let coded = CastMatrix::from_host(&handle, &q).unwrap();
+    for to in schemes(4).into_iter().map(CastRecipe::new) {
+        let input = CastInput::from(x.view()).gathered(&[3, -1, -1, 49]).unwrap();
+        check_cast(&handle, CastSource::from(&matrix).gathered(&rows_of).unwrap(), &input, to, "beyond the matrix");
+        let input = CastInput::from(&q).gathered(&[3, -1, -1, 49]).unwrap();
+        check_cast(&handle, CastSource::from(&coded).gathered(&rows_of).unwrap(), &input, to, "beyond the codes");
+    }
 }
 
 /// Codes by scales that are there, and scales alone; of a plain matrix.
@@ -496,6 +508,25 @@ fn scales_from_elsewhere_are_checked() {
             let (found, wanted) = (said(q.check_scales(&handle)), said(host.check_scales()));
             assert_eq!(found, wanted, "{order:?}");
             assert_eq!(found.is_some_and(|found| found.contains("scale (2, 1)")), bad.is_some(), "{order:?} {bad:?}");
+        }
+        // Those that are given have an inverse, too.
+        for bad in [1.0, 2f32.powi(-127), f32::NAN, f32::INFINITY, 0.0, -1.0] {
+            // A byte has no sign, and no zero: it would be 2^-127.
+            if order == CastScales::Ue8m0 && bad <= 0.0 {
+                continue;
+            }
+            let scales = (0..9).map(|at| if at == 7 { bad } else { 1.0 }).collect();
+            let host = HostCastMatrix::from_logical(scheme, rows, cols, vec![0; rows * cols], scales).unwrap();
+            let q = CastMatrix::from_host(&handle, &host).unwrap();
+            let x = Array2::<f32>::ones((rows, cols));
+            let said = |error: Option<Error>| error.map(|error| error.to_string());
+            let found = said(q.check_given_scales(&handle).err());
+            let wanted = said(reference::cast_with_scales(&x.view().into(), scheme, host.scales()).err());
+            assert_eq!(found, wanted, "{order:?} {bad}");
+            assert_eq!(
+                found.is_some_and(|found| found.contains("given scale (2, 1)")),
+                !(bad > 0.0 && bad.is_finite())
+            );
         }
     }
 }

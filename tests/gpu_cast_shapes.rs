@@ -13,8 +13,8 @@ use common::*;
 use quantize::Source;
 use scaled_gemm::reference::{self, CastInput};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastSource, CodeFormat, DType, HostCastMatrix, MatMut, MatRef, Recipe, RowIndex,
-    Scheme,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastSource, CodeFormat, DType, HostCastMatrix, MatMut, MatRef,
+    Recipe, RowIndex, Scheme,
 };
 
 const SHAPES: [(usize, usize); 7] = [(0, 64), (1, 64), (1, 18944), (127, 576), (129, 18944), (4001, 64), (4001, 7168)];
@@ -192,6 +192,39 @@ fn every_code_below_every_largest() {
                 let mut got = poisoned_cast(&handle, recipe.scheme(), rows, cols);
                 handle.cast_into(&there, recipe, &mut got).unwrap();
                 assert_cast(&handle, &got, &want, &format!("{from} to {recipe:?}"));
+            }
+        }
+    }
+}
+
+/// Scales of a source that the reference refuses, for a device does not look at them: those that turn signs and those that are NaN, in each kernel that opens codes. Bytes
+/// are those of the values `fl(code * scale)`, as a plain matrix.
+#[test]
+fn scales_that_the_reference_refuses() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(931);
+    let cols = 640;
+    let numbers =
+        [1.0, -0.5, f32::NAN, 0.25, -1.0 / 3.0, -f32::NAN, -0.0, 0.7, f32::NEG_INFINITY, -2f32.powi(-140), -3e35];
+    let groups =
+        [CastGroup::Group1x16, CastGroup::Group1x128, CastGroup::Row, CastGroup::Tile32x32, CastGroup::Group32x1];
+    for rows in [16, 4 * handle.device().sm_count as usize + 16] {
+        let targets = schemes(rows).into_iter().filter(|to| to.scales() == CastScales::RowMajor).map(CastRecipe::new);
+        let targets: Vec<_> = targets.collect();
+        for (format, group) in FORMATS.into_iter().flat_map(|format| groups.map(|group| (format, group))) {
+            for order in CastScales::ALL {
+                let from = scheme(format, group).with_scales(order);
+                let [r, c] = group.grid(rows, cols);
+                // A byte has no sign.
+                let signed = |v: f32| if order == CastScales::Ue8m0 { v.abs() } else { v };
+                let scales = (0..r * c).map(|_| signed(numbers[rng.below(numbers.len())])).collect();
+                let codes = (0..from.code_bytes(rows, cols)).map(|_| rng.bits() as u8).collect();
+                let q = HostCastMatrix::from_logical(from, rows, cols, codes, scales).unwrap();
+                let there = CastMatrix::from_host(&handle, &q).unwrap();
+                let values = reference::cast_back(&q, DType::F32);
+                for &to in &targets {
+                    check_cast(&handle, (&there).into(), &values.view().into(), to, &format!("{rows} rows of {from}"));
+                }
             }
         }
     }

@@ -209,10 +209,19 @@ fn gathered_rows() {
         for (i, row) in index.iter().enumerate().filter_map(|(i, row)| Some((i, usize::try_from(*row).ok()?))) {
             taken.slice_mut(s![i, ..]).assign(&values.row(row));
         }
+        // Numbers that nobody checked: beyond the matrix there is nothing, and nothing is counted.
+        let beyond =
+            |(i, row): (usize, &i32)| if *row >= 0 { row.cast_unsigned() } else { [40, i32::MAX as u32][i % 2] };
+        let unchecked: Vec<u32> = index.iter().enumerate().map(beyond).collect();
+        let unchecked = RowIndex::from_device(handle.upload(&unchecked).unwrap()).unwrap();
         for target in all_targets() {
-            let mut counts = handle.alloc(24).unwrap();
-            let source = CastSource::from(gated.source(&matrix, true, &mut counts)).gathered(&rows_of).unwrap();
-            target.check(&handle, source, taken.view(), "gathered");
+            let counts = [&rows_of, &unchecked].map(|index| {
+                let mut counts = handle.alloc(24).unwrap();
+                let source = CastSource::from(gated.source(&matrix, true, &mut counts)).gathered(index).unwrap();
+                target.check(&handle, source, taken.view(), "gathered");
+                read_counts(&handle, &counts)
+            });
+            assert_eq!(counts[0], counts[1], "{target:?}");
         }
     }
 }

@@ -45,7 +45,7 @@ impl HostCastMatrix {
                     "pass scales from 0 on, or a scheme whose scales are FP32",
                 ));
             }
-            scales.iter_mut().for_each(|scale| *scale = codec::decode_e8m0((scale.to_bits() >> 23) as u8));
+            scales.iter_mut().for_each(|scale| *scale = of_byte(*scale));
         }
         Ok(Self { scheme, rows, cols, codes, scales })
     }
@@ -161,6 +161,27 @@ pub(crate) fn check_scales(scheme: CastScheme, rows: usize, cols: usize, scales:
         format!("scales of {scheme} are numbers from 0 on"),
         remedy,
     ))
+}
+
+/// That codes can be cast by scales in logical order: by their inverses.
+pub(crate) fn check_given_scales(scheme: CastScheme, rows: usize, cols: usize, scales: &[f32]) -> Result<()> {
+    let [_, groups] = scheme.group().grid(rows, cols);
+    let bytes = scheme.scales() == CastScales::Ue8m0;
+    let fits = |scale: f32| scale > 0.0 && scale.is_finite() && (!bytes || of_byte(scale) == scale);
+    let Some(at) = scales.iter().position(|scale| !fits(*scale)) else { return Ok(()) };
+    let (rule, remedy) = match scheme.scales() {
+        CastScales::Ue8m0 => {
+            ("scales of ue8m0 are powers of two from 2^-127 to 2^127", "round it up to a power of two")
+        }
+        _ => ("scales are finite numbers above 0", "pass the factor that codes are multiplied by"),
+    };
+    let what = format!("given scale ({}, {}), {:e}", at / groups, at % groups, scales[at]);
+    Err(Error::unsupported(what, rule, remedy))
+}
+
+/// What the byte of a scale says: infinity, which no byte is, is NaN.
+pub(crate) fn of_byte(scale: f32) -> f32 {
+    codec::decode_e8m0((scale.to_bits() >> 23) as u8)
 }
 
 fn check_lengths(scheme: CastScheme, rows: usize, cols: usize, found: [usize; 2], wanted: [usize; 2]) -> Result<()> {

@@ -29,6 +29,7 @@ pub use given::{GivenScale, GroupScale};
 pub use grouped::{GroupedLayout, GroupedMember, GroupedRecipe, GroupedScales, GroupedScheme};
 pub use host::{HostParts, HostQuantMatrix};
 pub use host_cast::HostCastMatrix;
+pub(crate) use host_cast::{check_given_scales, of_byte};
 #[cfg(feature = "cuda")]
 pub(crate) use host_cast::{check_scales, logical_scales};
 pub use host_grouped::HostGroupedTensor;

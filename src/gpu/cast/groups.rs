@@ -15,7 +15,8 @@ impl Handle {
     /// Allocates the result; waits for nothing.
     ///
     /// Scales of a source are not looked at: where one is NaN or negative the values are what the formula gives
-    /// ([`reference::cast`](crate::reference::cast) refuses them, and [`CastMatrix::check_scales`] finds them). Of codes with scales `x = fl(code * scale)`, rounded once before it is multiplied by `encode`
+    /// ([`reference::cast`](crate::reference::cast) refuses them, and [`CastMatrix::check_scales`] finds them); nor are chosen rows that a device wrote, where a number beyond the matrix is a row of zeros
+    /// ([`RowIndex::check`](crate::RowIndex::check) finds it). Of codes with scales `x = fl(code * scale)`, rounded once before it is multiplied by `encode`
     /// (TileKernels' reference; its kernels multiply both factors first).
     ///
     /// # Errors
@@ -60,7 +61,7 @@ impl Handle {
 
     /// Only the codes, by the scales that the target has: `code = sat(fl(x * fl(1 / scale)))`. Allocates nothing and waits for nothing.
     ///
-    /// The scales are not checked: what is no positive number gives what the formula gives.
+    /// The scales are not looked at: what is no positive number gives what the formula gives ([`CastMatrix::check_given_scales`] finds it).
     ///
     /// # Errors
     /// As [`Handle::cast_into`].

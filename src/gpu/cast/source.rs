@@ -85,7 +85,7 @@ impl<'a> SwigluSource<'a> {
     }
 
     /// The same of `x = fl(code * scale)`, which [`Handle::swiglu_backward`] reads: activations that were kept in FP8. A cast of the forward
-    /// pass refuses it.
+    /// pass refuses it. Scales are not looked at ([`CastMatrix::check_scales`]).
     ///
     /// # Errors
     /// [`Error::Shape`] unless x has a multiple of 32 columns; [`Error::Unsupported`] unless the codes are E4M3 that are not transposed.
@@ -305,22 +305,14 @@ impl RowIndex {
     /// # Errors
     /// [`Error::Shape`] for a number that is no row of such a matrix; otherwise as [`Handle::alloc`].
     pub fn new(handle: &Handle, index: &[i32], rows: usize) -> Result<Self> {
-        if let Some((at, row)) =
-            index.iter().enumerate().find(|(_, row)| usize::try_from(**row).is_ok_and(|r| r >= rows))
-        {
-            return Err(Error::shape(
-                "row index",
-                format!("{row} at place {at}"),
-                format!("must be below {rows}, the rows of the matrix, or negative for a row of zeros"),
-                "pass the index of that matrix",
-            ));
-        }
+        check_numbers(index.iter().copied(), rows)?;
         // As they lie in memory: two's complement.
         let numbers: Vec<u32> = index.iter().map(|row| row.cast_unsigned()).collect();
         Ok(Self { data: handle.upload(&numbers)?, of_rows: Some(rows) })
     }
 
-    /// Numbers in device memory, which may change between launches. They are not checked: one beyond the matrix counts as negative.
+    /// Numbers in device memory, which may change between launches. Kernels do not say when one is beyond the matrix: its row is zeros, as of a negative one.
+    /// [`RowIndex::check`] asks for such numbers.
     ///
     /// # Errors
     /// [`Error::Shape`] if the length is no multiple of 4 bytes; [`Error::Alignment`] unless it begins at a multiple of 4 bytes.
@@ -336,6 +328,16 @@ impl RowIndex {
         Ok(Self { data, of_rows: None })
     }
 
+    /// That every number is below `rows`, those of the matrix that is read, or negative, as [`RowIndex::new`] asks. Ask this of numbers that were written on the
+    /// device, where casts would make rows of zeros of others. Copies the numbers to the host, allocates there, and waits for the handle's stream.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], which names the first number that is no row; [`Error::Unsupported`] inside graph capture; [`Error::Driver`] if the copy fails.
+    pub fn check(&self, handle: &Handle, rows: usize) -> Result<()> {
+        let bytes = handle.read_bytes(&self.data.view())?;
+        check_numbers(bytes.as_chunks().0.iter().map(|number| i32::from_le_bytes(*number)), rows)
+    }
+
     /// Rows of the cast.
     pub fn len(&self) -> usize {
         self.data.len() / 4
@@ -349,4 +351,16 @@ impl RowIndex {
     pub(super) fn read<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<Span<'s>> {
         self.data.read(order)
     }
+}
+
+/// Refuses a number that is no row of so many, unless it is negative.
+fn check_numbers(index: impl Iterator<Item = i32>, rows: usize) -> Result<()> {
+    let beyond = |number: i32| usize::try_from(number).is_ok_and(|row| row >= rows);
+    let Some((at, row)) = index.enumerate().find(|(_, number)| beyond(*number)) else { return Ok(()) };
+    Err(Error::shape(
+        "row index",
+        format!("{row} at place {at}"),
+        format!("must be below {rows}, the rows of the matrix, or negative for a row of zeros"),
+        "pass the index of that matrix",
+    ))
 }

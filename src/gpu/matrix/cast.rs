@@ -1,7 +1,7 @@
 //! [`CastMatrix`]: the result of a cast on the device.
 
 use crate::error::{Error, Result};
-use crate::format::{CastScheme, HostCastMatrix, check_scales, logical_scales};
+use crate::format::{CastScheme, HostCastMatrix, check_given_scales, check_scales, logical_scales};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
@@ -91,8 +91,22 @@ impl CastMatrix {
     /// # Errors
     /// [`Error::Unsupported`], which names the first such scale, or inside graph capture; [`Error::Driver`] if the copy fails.
     pub fn check_scales(&self, handle: &Handle) -> Result<()> {
+        check_scales(self.scheme, self.rows, self.cols, &self.read_scales(handle)?)
+    }
+
+    /// That every scale is one that codes can be cast by, as [`reference::cast_with_scales`](crate::reference::cast_with_scales) asks: finite and above 0. Ask this of scales
+    /// that are given, before [`Handle::cast_with_scales_into`], whose kernels do not look at them. Otherwise as [`CastMatrix::check_scales`].
+    ///
+    /// # Errors
+    /// As [`CastMatrix::check_scales`].
+    pub fn check_given_scales(&self, handle: &Handle) -> Result<()> {
+        check_given_scales(self.scheme, self.rows, self.cols, &self.read_scales(handle)?)
+    }
+
+    /// The scales in logical order.
+    fn read_scales(&self, handle: &Handle) -> Result<Vec<f32>> {
         let bytes = handle.read_bytes(&self.scales())?;
-        check_scales(self.scheme, self.rows, self.cols, &logical_scales(self.scheme, self.rows, self.cols, &bytes))
+        Ok(logical_scales(self.scheme, self.rows, self.cols, &bytes))
     }
 
     /// How it is read.

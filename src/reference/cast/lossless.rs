@@ -1,8 +1,8 @@
 //! FP4 with a power of two for each group, as FP8 with one for each 128 elements: without loss.
 
-use super::{encode, of_byte, parallel};
+use super::{encode, parallel};
 use crate::error::{Error, Result};
-use crate::format::{CastGroup, CastScales, CastScheme, CodeFormat, HostCastMatrix};
+use crate::format::{CastGroup, CastScales, CastScheme, CodeFormat, HostCastMatrix, of_byte};
 
 /// Columns of a group of the result.
 const WIDTH: usize = 128;

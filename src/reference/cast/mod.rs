@@ -19,7 +19,10 @@ pub use lossless::fp4_to_fp8;
 use super::parallel;
 use super::quantize::amax;
 use crate::error::{Error, Result};
-use crate::format::{CastRecipe, CastScales, CastScheme, CodeFormat, DType, Extent, GroupScale, HostCastMatrix, codec};
+use crate::format::{
+    CastRecipe, CastScales, CastScheme, CodeFormat, DType, Extent, GroupScale, HostCastMatrix, check_given_scales,
+    codec, of_byte,
+};
 
 /// `code = sat(fl(v * encode))` and `scale` for each group of the input, both chosen by the recipe.
 ///
@@ -91,26 +94,7 @@ pub(super) fn check_given(input: &CastInput<'_>, scheme: CastScheme, scales: &[f
             "pass one scale for each group, in logical order",
         ));
     }
-    let number = |scale: f32| scale > 0.0 && scale.is_finite();
-    let byte = |scale: f32| number(scale) && of_byte(scale) == scale;
-    let bytes = scheme.scales() == CastScales::Ue8m0;
-    match scales.iter().position(|scale| !if bytes { byte(*scale) } else { number(*scale) }) {
-        None => Ok(()),
-        Some(at) => Err(Error::unsupported(
-            format!("given scale ({}, {}), {:e}", at / col_groups, at % col_groups, scales[at]),
-            if bytes {
-                "scales of ue8m0 are powers of two from 2^-127 to 2^127"
-            } else {
-                "scales are finite numbers above 0"
-            },
-            if bytes { "round it up to a power of two" } else { "pass the factor that codes are multiplied by" },
-        )),
-    }
-}
-
-/// What the byte of a scale says: infinity, which no byte is, is NaN.
-fn of_byte(scale: f32) -> f32 {
-    codec::decode_e8m0((scale.to_bits() >> 23) as u8)
+    check_given_scales(scheme, input.rows(), input.cols(), scales)
 }
 
 /// The factors of every group, in logical order.
