@@ -62,7 +62,9 @@ pub(crate) fn why_not_grouped(version: Option<Version>, cc: (u32, u32)) -> Strin
     }
     let (major, minor) = cc;
     if !(cc == HOPPER || major == 10 || cc == (11, 0)) {
-        return format!("cuBLASLt has grouped products for sm_90, sm_10x and sm_110 alone (documentation), and this GPU is sm_{major}{minor}");
+        return format!(
+            "cuBLASLt has grouped products for sm_90, sm_10x and sm_110 alone (documentation), and this GPU is sm_{major}{minor}"
+        );
     }
     if cc == HOPPER && version < OFFERED_ON_HOPPER {
         return format!("{library} has no grouped products for sm_90, which came with {OFFERED_ON_HOPPER}");
@@ -119,7 +121,9 @@ mod tests {
         says(v(13, 2, 0), (10, 0), &[empty], &[hang, one_scale]);
         says(v(13, 4, 2), (10, 3), &["no GPU at hand has shown to be right"], &["wrong", hang]);
         says(v(13, 8, 0), (10, 0), &["at times", "open at 13.8"], &[alpha]);
-        for (fault, (from, until)) in FAULTS.iter().flat_map(|fault| fault.ranges.iter().map(move |range| (fault, range))) {
+        for (fault, (from, until)) in
+            FAULTS.iter().flat_map(|fault| fault.ranges.iter().map(move |range| (fault, range)))
+        {
             assert!(from < until && *from >= OFFERED, "{}", fault.effect);
         }
     }
