@@ -189,7 +189,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     gpu_small_m_groups) tests=(each_kernel_once graphs refus any_numbers) ;;
                     gpu_small_m_passes) tests=(fp8_weights invariant) ;;
                     # Every kernel of a layer, and tokens that are no multiple of anything.
-                    gpu_linear) tests=(any_type scales_that_change no_tokens refused) ;;
+                    gpu_linear) tests=(each_kernel_once any_type scales_that_change no_tokens refused) ;;
                     gpu_cast) tests=(each_kernel_once many_rows large requantizing unaligned gathered given_scales refus) ;;
                     gpu_producers) tests=(each_kernel_once each_activation_once many_rows gathered refus) ;;
                     gpu_produced_targets) tests=(each_kernel_once each_activation_once gathered given_scale refus) ;;
@@ -210,7 +210,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                         gpu_grouped) tests=(each_kernel_once more_than_one any_numbers) ;;
                         gpu_epilogue | gpu_cast | gpu_cast_back | gpu_producers | gpu_produced_targets | gpu_fused | gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) ;;
                         gpu_cast_shapes) tests=(every_code) ;;
-                        gpu_linear) tests=(scales_that_change) ;;
+                        gpu_linear) tests=(each_kernel_once scales_that_change) ;;
                         gpu_sm90 | gpu_sm90_e5m2) tests=(each_kernel_once groups_are) ;;
                         gpu_sm90_epilogue | gpu_fused_gemm | gpu_repacked) tests=(each_kernel_once) ;;
                         gpu_chains) tests=(each_link_once) ;;

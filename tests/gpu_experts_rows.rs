@@ -2,6 +2,8 @@
 //! alone; slots are cast to transposes of their own.
 #![cfg(feature = "cuda")]
 
+#[path = "gpu_experts_rows/any_numbers.rs"]
+mod any_numbers;
 mod common;
 
 use common::*;

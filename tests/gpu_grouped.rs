@@ -504,6 +504,14 @@ fn refusals() {
     fails(handle.quantize_grouped_with_scales_into(&source, scheme, &few, &mut out, None), &["11", "12"]);
     let found = GivenScale::Amax(data.view());
     fails(handle.quantize_grouped_with_scales_into(&source, scheme, &found, &mut out, None), &["amax"]);
+    // x of another number of members, and of a type that no x has.
+    let fewer = GroupedDeviceLayout::from_host(&handle, &GroupedLayout::packed(&SHAPES[1..]).unwrap()).unwrap();
+    let of_x = |dtype, places| {
+        GroupedSource::new(&data, DType::F32).unwrap().of_activation(ActivationGradient::Relu, &data, dtype, places)
+    };
+    let gradient = of_x(DType::F32, &fewer).unwrap();
+    fails(handle.quantize_grouped_into(&gradient, recipe, &mut out, None), &["members of x", "11", "12"]);
+    fails(of_x(DType::E5M2, &fewer).map(drop), &["x of an activation gradient", "e5m2", "bf16"]);
     // The layout is read while the output is written.
     let small = GroupedDeviceLayout::from_host(&handle, &GroupedLayout::packed(&[[1, 4]; 8]).unwrap()).unwrap();
     let of_small = GroupedTensor::zeros(&handle, scheme, small.share().unwrap()).unwrap();

@@ -203,6 +203,27 @@ fn products_keep_the_signal_that_their_codes_allow() {
     }
 }
 
+/// So it keeps as much signal: a step that saw the same data gives the factors that current scaling finds.
+#[test]
+fn delayed_scaling_is_current_scaling_of_what_it_saw() {
+    let scalings = [TensorScaling::Delayed(DelayedScaling::default()), TensorScaling::Current];
+    for outliers in [false, true] {
+        let data = data(200, outliers);
+        let [delayed, current] = scalings.map(|scaling| {
+            let mut layer = layer(LinearRecipe::Fp8Tensor(scaling), &data);
+            layer.forward_saving(data.x.view()).unwrap();
+            layer.quantize_gradient(data.dy.view()).unwrap();
+            layer.update_scales();
+            layer.refresh(data.w.view()).unwrap();
+            let (y, saved) = layer.forward_saving(data.x.view()).unwrap();
+            let mut gradients = layer.zero_gradients();
+            let dx = layer.backward(data.dy.view(), &saved, &mut gradients).unwrap();
+            (y, dx, gradients)
+        });
+        assert_eq!(delayed, current, "outliers {outliers}");
+    }
+}
+
 #[test]
 fn a_kept_input_gives_the_same_gradient_in_either_form() {
     for recipe in LinearRecipe::all() {

@@ -130,6 +130,24 @@ mod tests {
         }
     }
 
+    /// Each in its color, a point a step, and by its name.
+    #[test]
+    fn both_curves_are_drawn() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("losses.svg");
+        let curves = RECIPES.map(|recipe| (recipe, vec![3.0, 2.0, 1.5, 1.25, 1.0]));
+        draw(&path, &Device::Cpu, &curves).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        for (recipe, color) in RECIPES.into_iter().zip(["#0072B2", "#D55E00"]) {
+            let lines = svg.split('<').filter(|tag| tag.starts_with("polyline") && tag.contains(color));
+            let points = |tag: &str| {
+                tag.split("points=\"").nth(1).map_or(0, |of| of.split('"').next().unwrap().matches(',').count())
+            };
+            assert!(lines.map(points).any(|points| points == 5), "{recipe} has no curve of five steps: {svg}");
+            assert!(svg.contains(&recipe.to_string()), "{recipe} is not named: {svg}");
+        }
+    }
+
     /// The example's own gradients against differences.
     #[test]
     fn norm_and_attention_have_the_gradients_of_what_they_compute() {

@@ -53,7 +53,7 @@ fn explain_says_the_way_its_memory_and_why() {
             let text = args.explain(&handle).unwrap();
             let what = format!("2 groups of {of_a} x {of_b}, n = 128, k = 128");
             let why = "because our kernels for sm_90 serve this pair";
-            for words in [&what[..], "no scratch memory", "empty groups take no time", why] {
+            for words in [&what[..], "no scratch memory", "empty groups take no time", why, "cuBLASLt"] {
                 assert!(text.contains(words), "{words:?} in {text}");
             }
             let may_be = config.map_or(of_groups_with((of_a, of_b)), |config| vec![config]);

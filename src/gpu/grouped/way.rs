@@ -10,7 +10,7 @@ use crate::gpu::gemm::our_pairs::{Sm90Pair, grouped_pair};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Along, Sm90Config, Sm90Scales, SmallMGroupsConfig, SmallMWeights};
-use crate::gpu::lt::quirks::why_not_grouped;
+use crate::gpu::lt::why_not_grouped;
 use crate::gpu::matrix::QuantMatrix;
 
 /// Of rows with block scales in slots: up to so many of a group one launch that decodes weights is faster than a product a slot, which reads and writes them as numbers (H200, 2026-11, the
@@ -137,9 +137,10 @@ impl GroupedGemmArgs<'_> {
     pub fn explain(&mut self, handle: &Handle) -> Result<String> {
         let (groups, n, k) = (self.groups, self.d.cols(), self.a.cols());
         let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.operand(), self.b.scheme());
+        let why_not_the_librarys = why_not_grouped(handle.lt_version(), handle.device().compute_capability);
         match self.way(handle)? {
             Way::Launch(_, pair) => Ok(format!(
-                "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair",
+                "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair; {why_not_the_librarys}",
                 self.chosen(pair, handle.device().sm_count as usize)
             )),
             Way::FewRows(_, config, dtype) => {
@@ -158,8 +159,7 @@ impl GroupedGemmArgs<'_> {
                 ))
             }
             Way::Slots(a, reason) => Ok(format!(
-                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}; {}\n{}",
-                why_not_grouped(handle.lt_version()),
+                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: the launches of a planned product are fixed, so that counts are not read, and empty groups take as long\n  because {reason}; {why_not_the_librarys}\n{}",
                 slots::explain(handle, self, a)?
             )),
         }

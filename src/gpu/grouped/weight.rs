@@ -10,7 +10,7 @@ use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Along, Sm90Config};
-use crate::gpu::lt::quirks::why_not_grouped;
+use crate::gpu::lt::why_not_grouped;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
 
 /// `dW_g += dY_gᵀ X_g` of every group g, FP32: groups along k, of one of two forms.
@@ -124,7 +124,7 @@ impl<'a> GroupedWeightGradient<'a> {
         };
         Ok(format!(
             "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128 on sm_90; {}\n{}",
-            why_not_grouped(handle.lt_version()),
+            why_not_grouped(handle.lt_version(), handle.device().compute_capability),
             handle.plan(&desc)?.explain()
         ))
     }

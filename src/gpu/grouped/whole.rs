@@ -11,6 +11,7 @@ use crate::gpu::gemm::our_pairs::{Sm90Pair, grouped_pair};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, Sm90Scales};
+use crate::gpu::lt::why_not_grouped;
 use crate::gpu::matrix::{MatMut, QuantMatrix};
 
 pub(super) struct Whole<'a> {
@@ -96,13 +97,14 @@ impl Whole<'_> {
         let pair = self.check(handle, dw, config)?;
         let &Self { dy, x, groups, .. } = self;
         Ok(format!(
-            "{groups} groups along k of {} rows, dW of {} x {} each\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time, others as long as their rows\n  because our kernels for sm_90 serve {} x {}",
+            "{groups} groups along k of {} rows, dW of {} x {} each\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time, others as long as their rows\n  because our kernels for sm_90 serve {} x {}; {}",
             dy.cols(),
             dy.rows(),
             x.rows(),
             self.chosen(handle, pair, config, expected_rows),
             dy.scheme(),
             x.scheme(),
+            why_not_grouped(handle.lt_version(), handle.device().compute_capability),
         ))
     }
 

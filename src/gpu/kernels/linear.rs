@@ -9,10 +9,10 @@ use crate::format::{AmaxHistory, DelayedScaling, Fp8Format};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
-/// Columns of a block of `bias_strips`, as `kernels/linear/bias_gradient.cu` has them.
+/// Columns of a block of `bias_strips` and `bias_to_bf16`, as `kernels/linear/bias_gradient.cu` has them.
 const BIAS_COLUMNS: usize = 256;
 
-/// Rows of each sum of `bias_strips`, and of the tiles of `gradient.cu`.
+/// Rows of each of their sums, and of the tiles of `gradient.cu`.
 const STRIP_ROWS: usize = 128;
 
 /// The kernels of the family.
@@ -20,6 +20,7 @@ pub(super) struct LinearKernels {
     /// One scale, one a row, 1x128.
     pub(super) quantize_gradient: [ByInput; 3],
     bias_strips: ByInput,
+    bias_to_bf16: ByInput,
     bias_gradient: Kernel,
     add_bias_gradient: Kernel,
     delayed_update: Kernel,
@@ -36,6 +37,7 @@ impl LinearKernels {
                 gradient.by_input("quantize_gradient_1x128")?,
             ],
             bias_strips: bias.by_input("bias_strips")?,
+            bias_to_bf16: bias.by_input("bias_to_bf16")?,
             bias_gradient: bias.kernel("bias_gradient")?,
             add_bias_gradient: bias.kernel("add_bias_gradient")?,
             delayed_update: modules.file("linear/delayed_update")?.kernel("delayed_update")?,
@@ -79,6 +81,18 @@ pub(super) fn check_column_sums(sums: &Span<'_>, rows: usize, cols: usize) -> Re
     check_aligned("column sums", sums, 8)
 }
 
+/// That X can be written to `y`, rounded to BF16.
+fn check_rounded(x: &Input<'_>, y: &Span<'_>) -> Result<()> {
+    x.check()?;
+    check_bytes("BF16 matrix", y, x.rows * x.cols * 2)?;
+    check_aligned("BF16 matrix", y, 16)
+}
+
+/// The blocks of column sums: strips are along y of the grid, which has room for eight million rows.
+fn strips(x: &Input<'_>) -> Blocks {
+    Blocks::new((x.cols.div_ceil(BIAS_COLUMNS), x.rows.div_ceil(STRIP_ROWS)), THREADS)
+}
+
 impl Kernels {
     /// The column sums of each 128 rows of X, in f64, for [`Kernels::bias_gradient`]: where no cast of X gives them.
     pub(crate) fn column_sums(&self, stream: &Queue, x: &Input<'_>, sums: &Span<'_>) -> Result<()> {
@@ -87,9 +101,17 @@ impl Kernels {
         if x.rows == 0 {
             return Ok(());
         }
-        // Strips are along y of the grid, which has room for eight million rows.
-        let blocks = Blocks::new((x.cols.div_ceil(BIAS_COLUMNS), x.rows.div_ceil(STRIP_ROWS)), THREADS);
-        enqueue_cast!(stream, self.linear(stream)?.bias_strips, x, blocks, sums.address)
+        enqueue_cast!(stream, self.linear(stream)?.bias_strips, x, strips(x), sums.address)
+    }
+
+    /// Both [`Kernels::to_bf16`] and [`Kernels::column_sums`], X read once.
+    pub(crate) fn to_bf16_summing(&self, stream: &Queue, x: &Input<'_>, y: &Span<'_>, sums: &Span<'_>) -> Result<()> {
+        check_rounded(x, y)?;
+        check_column_sums(sums, x.rows, x.cols)?;
+        if x.rows == 0 || x.cols == 0 {
+            return Ok(());
+        }
+        enqueue_cast!(stream, self.linear(stream)?.bias_to_bf16, x, strips(x), sums.address, y.address)
     }
 
     /// `out[j] = sum over the rows` of a matrix whose column sums are these, FP32: in the order of the rows, rounded once.
@@ -148,9 +170,7 @@ impl Kernels {
 
     /// X rounded to BF16, packed.
     pub(crate) fn to_bf16(&self, stream: &Queue, x: &Input<'_>, y: &Span<'_>) -> Result<()> {
-        x.check()?;
-        check_bytes("BF16 matrix", y, x.rows * x.cols * 2)?;
-        check_aligned("BF16 matrix", y, 16)?;
+        check_rounded(x, y)?;
         if x.rows == 0 || x.cols == 0 {
             return Ok(());
         }

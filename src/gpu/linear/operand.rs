@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{DType, Scheme};
-use crate::gpu::device::memory::DeviceBuffer;
+use crate::gpu::device::memory::{DeviceBuffer, Span};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::Input;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, SharedMatrix};
@@ -65,6 +65,27 @@ impl Bf16Form {
         Ok(())
     }
 
+    /// The same, and the column sums of each 128 rows of X: in one pass where X is rounded.
+    pub(super) fn take_summing(
+        &mut self,
+        handle: &Handle,
+        operand: &str,
+        x: &MatRef<'_>,
+        sums: &DeviceBuffer,
+    ) -> Result<()> {
+        let (queue, kernels) = (handle.queue(), handle.kernels());
+        if let Self::Shared(_) = self {
+            self.take(handle, operand, x)?;
+        }
+        let order = queue.order();
+        let source = x.data().at(&order)?;
+        let (input, sums) = (input_of(x, &source), sums.write(&order)?);
+        match self {
+            Self::Shared(_) => kernels.column_sums(queue, &input, &sums),
+            Self::Own(buffer) => kernels.to_bf16_summing(queue, &input, &buffer.write(&order)?, &sums),
+        }
+    }
+
     /// What was taken, `rows x cols`.
     pub(super) fn matrix(&self, operand: &str, rows: usize, cols: usize) -> Result<MatRef<'_>> {
         match self {
@@ -112,8 +133,11 @@ pub(super) fn share(operand: &str, x: &MatRef<'_>) -> Result<SharedMatrix> {
 pub(super) fn round_to_bf16(handle: &Handle, x: &MatRef<'_>, to: &mut DeviceBuffer) -> Result<()> {
     let order = handle.queue().order();
     let source = x.data().at(&order)?;
-    let input = Input { x: &source, dtype: x.dtype(), rows: x.rows(), cols: x.cols(), row_stride: x.row_stride() };
-    handle.kernels().to_bf16(handle.queue(), &input, &to.write(&order)?)
+    handle.kernels().to_bf16(handle.queue(), &input_of(x, &source), &to.write(&order)?)
+}
+
+fn input_of<'s>(x: &MatRef<'_>, source: &'s Span<'s>) -> Input<'s> {
+    Input { x: source, dtype: x.dtype(), rows: x.rows(), cols: x.cols(), row_stride: x.row_stride() }
 }
 
 pub(super) fn nothing_there(operand: &str) -> Error {

@@ -12,7 +12,6 @@ use crate::gpu::device::memory::{DeviceBuffer, DeviceBytesMut};
 use crate::gpu::gemm::bf16::Lies;
 use crate::gpu::gemm::desc::Accumulate;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::Input;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 /// Casts by the recipe, or with the factor of past steps; then the amax is remembered where that is asked for. Of casts to both forms `sums` receives the
@@ -145,10 +144,10 @@ impl Linear {
                     let to = QuantizeTo::Both(&mut rows, &mut turned);
                     cast(handle, &mut self.scales, (Tensor::Gradient, true), dy, recipe, to, sums.as_ref())?;
                 }
-                (GradientForm::Bf16(form), _) => {
-                    form.take(handle, "dY", dy)?;
-                    sums.as_ref().map_or(Ok(()), |sums| column_sums(handle, dy, sums))?;
-                }
+                (GradientForm::Bf16(form), _) => match sums {
+                    Some(sums) => form.take_summing(handle, "dY", dy, sums)?,
+                    None => form.take(handle, "dY", dy)?,
+                },
                 (GradientForm::Quantized { .. }, None) => return Err(nothing_there("a recipe of dY")),
             }
         }
@@ -357,14 +356,6 @@ impl Linear {
             _ => Err(other_form()),
         }
     }
-}
-
-/// The column sums of each 128 rows of dY, where nothing casts it.
-fn column_sums(handle: &Handle, dy: &MatRef<'_>, sums: &DeviceBuffer) -> Result<()> {
-    let order = handle.queue().order();
-    let source = dy.data().at(&order)?;
-    let input = Input { x: &source, dtype: dy.dtype(), rows: dy.rows(), cols: dy.cols(), row_stride: dy.row_stride() };
-    handle.kernels().column_sums(handle.queue(), &input, &sums.write(&order)?)
 }
 
 /// `to += from`.

@@ -5,6 +5,7 @@
 mod algo;
 mod attributes;
 mod call;
+mod grouped;
 pub(crate) mod quirks;
 mod types;
 
@@ -25,6 +26,7 @@ use cudarc::driver::CudaContext;
 pub(crate) use algo::*;
 pub(crate) use attributes::*;
 pub(crate) use call::*;
+pub(crate) use grouped::why_not_grouped;
 pub(crate) use types::*;
 
 use crate::error::{Error, Result};

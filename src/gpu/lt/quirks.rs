@@ -52,22 +52,6 @@ pub(crate) const BLOCK_SCALES: Version = Version::new(12, 9, 0);
 /// The first version whose 128x128 scales are fast (notes 12.9.1).
 pub(crate) const BLOCK_SCALES_ADVISED: Version = Version::new(12, 9, 1);
 
-/// The first version with grouped products, and the first whose are right on Hopper (notes: hangs until 13.6.1, and wrong results with alpha on the host until
-/// 13.6.2).
-const GROUPED: [Version; 2] = [Version::new(13, 2, 0), Version::new(13, 6, 2)];
-
-/// Why the library's own grouped products are not asked for.
-pub(crate) fn why_not_grouped(version: Option<Version>) -> String {
-    let Some(version) = version else { return "there is no cuBLASLt here".to_string() };
-    let [offered, right] = GROUPED;
-    let how = match version {
-        _ if version < offered => format!("has no grouped products, which came with {offered}"),
-        _ if version < right => format!("has experimental grouped products, which hang or err on Hopper before {right}"),
-        _ => "has experimental grouped products, which no GPU at hand has shown to be right: this crate does not call them".to_string(),
-    };
-    format!("cuBLASLt {version} {how}")
-}
-
 /// `Err` with the reason below [`MINIMUM`].
 pub(crate) fn check_minimum(version: Version) -> Result<(), String> {
     match version >= MINIMUM {
@@ -371,19 +355,6 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn grouped_products_are_the_librarys_in_no_version() {
-        for (version, words) in [
-            (v(13, 1, 0), "13.1.0 has no grouped products, which came with 13.2.0"),
-            (v(13, 2, 0), "hang or err on Hopper before 13.6.2"),
-            (v(13, 6, 1), "hang or err on Hopper before 13.6.2"),
-            (v(13, 6, 2), "this crate does not call them"),
-        ] {
-            assert!(why_not_grouped(Some(version)).contains(words), "{version}");
-        }
-        assert_eq!(why_not_grouped(None), "there is no cuBLASLt here");
-    }
 
     #[test]
     fn versions_read_and_order() {

@@ -1,0 +1,130 @@
+//! The library's own grouped products, which this crate does not ask for: what each version lacks, or is known to do wrong, on the GPU at hand.
+//!
+//! *Notes* are NVIDIA's release notes, *documentation* cuBLAS's own, *reports* public issue threads. None of it was tried: no machine at hand had a version with them.
+
+use super::quirks::Version;
+
+const fn v(major: u32, minor: u32, patch: u32) -> Version {
+    Version::new(major, minor, patch)
+}
+
+/// Behind the last version that is known.
+const OPEN: Version = Version::from_raw(u32::MAX);
+
+/// The first version with grouped products (CUDA 13.1), and the first that has them for sm_90 (reports: TransformerEngine's gate).
+const OFFERED: Version = v(13, 2, 0);
+const OFFERED_ON_HOPPER: Version = v(13, 4, 0);
+
+/// A row of what they do wrong.
+struct Fault {
+    /// Half-open version ranges: from, until.
+    ranges: &'static [(Version, Version)],
+    on: fn((u32, u32)) -> bool,
+    effect: &'static str,
+}
+
+const HOPPER: (u32, u32) = (9, 0);
+
+static FAULTS: &[Fault] = &[
+    Fault {
+        ranges: &[(OFFERED, v(13, 3, 0))],
+        on: |_| true,
+        effect: "leave gradients of groups without rows unwritten (notes 13.3; TransformerEngine 2765)",
+    },
+    Fault {
+        ranges: &[(OFFERED_ON_HOPPER, v(13, 5, 0))],
+        on: |cc| cc == HOPPER,
+        effect: "have no algorithm for a scale for each group (TransformerEngine 3181)",
+    },
+    Fault {
+        ranges: &[(OFFERED_ON_HOPPER, v(13, 6, 1))],
+        on: |cc| cc == HOPPER,
+        effect: "hang where streams share a workspace (notes 13.6.1)",
+    },
+    Fault {
+        ranges: &[(v(13, 4, 0), v(13, 4, 2)), (v(13, 5, 0), v(13, 6, 2)), (v(13, 7, 0), v(13, 8, 0))],
+        on: |_| true,
+        effect: "are wrong with alpha on the host (notes 13.4.2, 13.6.2, 13.8)",
+    },
+    Fault {
+        ranges: &[(v(13, 7, 0), OPEN)],
+        on: |(major, _)| major >= 10,
+        effect: "are wrong at times (notes 13.7, open at 13.8)",
+    },
+];
+
+/// Why the library's own grouped products are not asked for on this GPU.
+pub(crate) fn why_not_grouped(version: Option<Version>, cc: (u32, u32)) -> String {
+    let Some(version) = version else { return "there is no cuBLASLt here".to_string() };
+    let library = format!("cuBLASLt {version}");
+    if version < OFFERED {
+        return format!("{library} has no grouped products, which came with {OFFERED}");
+    }
+    let (major, minor) = cc;
+    if !(cc == HOPPER || major == 10 || cc == (11, 0)) {
+        return format!(
+            "cuBLASLt has grouped products for sm_90, sm_10x and sm_110 alone (documentation), and this GPU is sm_{major}{minor}"
+        );
+    }
+    if cc == HOPPER && version < OFFERED_ON_HOPPER {
+        return format!("{library} has no grouped products for sm_90, which came with {OFFERED_ON_HOPPER}");
+    }
+    let is_in = |&(from, until): &(Version, Version)| (from..until).contains(&version);
+    let faults = FAULTS.iter().filter(|fault| fault.ranges.iter().any(is_in) && (fault.on)(cc));
+    let known = faults.map(|fault| fault.effect).collect::<Vec<_>>().join("; ");
+    let how = if known.is_empty() { "which no GPU at hand has shown to be right" } else { "which on this GPU" };
+    let space = if known.is_empty() { "" } else { " " };
+    format!("{library} has experimental grouped products, {how}{space}{known}: this crate does not call them")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn says(version: Version, cc: (u32, u32), words: &[&str], not: &[&str]) {
+        let text = why_not_grouped(Some(version), cc);
+        assert!(words.iter().all(|word| text.contains(word)), "{text} lacks one of {words:?}");
+        assert!(!not.iter().any(|word| text.contains(word)), "{text} has one of {not:?}");
+    }
+
+    #[test]
+    fn a_version_without_them_says_when_they_came() {
+        assert_eq!(why_not_grouped(None, HOPPER), "there is no cuBLASLt here");
+        for cc in [(8, 0), HOPPER, (10, 0), (12, 0)] {
+            let text = why_not_grouped(Some(v(13, 1, 0)), cc);
+            assert_eq!(text, "cuBLASLt 13.1.0 has no grouped products, which came with 13.2.0");
+        }
+        says(v(13, 3, 2), HOPPER, &["cuBLASLt 13.3.2 has no grouped products for sm_90", "13.4.0"], &["experimental"]);
+    }
+
+    #[test]
+    fn a_gpu_that_no_version_serves_is_named() {
+        for cc in [(8, 0), (8, 9), (12, 0), (12, 1)] {
+            let name = format!("this GPU is sm_{}{}", cc.0, cc.1);
+            says(v(13, 8, 0), cc, &["sm_90, sm_10x and sm_110 alone", &name], &["hang", "wrong"]);
+        }
+    }
+
+    /// What is mended in patches of several versions is wrong between them.
+    #[test]
+    fn faults_are_those_of_version_and_gpu() {
+        let (hang, alpha, one_scale, empty) = ("hang", "alpha on the host", "a scale for each group", "unwritten");
+        says(v(13, 4, 0), HOPPER, &[hang, alpha, one_scale], &[empty]);
+        says(v(13, 4, 2), HOPPER, &[hang, one_scale], &[alpha]);
+        says(v(13, 5, 1), HOPPER, &[hang, alpha], &[one_scale]);
+        says(v(13, 6, 1), HOPPER, &[alpha], &[hang]);
+        says(v(13, 7, 0), HOPPER, &[alpha], &[hang, "at times"]);
+        for mended in [v(13, 6, 2), v(13, 8, 0), v(13, 10, 0)] {
+            says(mended, HOPPER, &["no GPU at hand has shown to be right: this crate does not call them"], &["wrong"]);
+        }
+        says(v(13, 2, 0), (10, 0), &[empty], &[hang, one_scale]);
+        says(v(13, 4, 2), (10, 3), &["no GPU at hand has shown to be right"], &["wrong", hang]);
+        says(v(13, 8, 0), (10, 0), &["at times", "open at 13.8"], &[alpha]);
+        for (fault, (from, until)) in
+            FAULTS.iter().flat_map(|fault| fault.ranges.iter().map(move |range| (fault, range)))
+        {
+            assert!(from < until && *from >= OFFERED, "{}", fault.effect);
+        }
+    }
+}
