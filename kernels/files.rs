@@ -37,6 +37,7 @@ kernel_files! {
     Epilogue, "gemm/epilogue", 80..=u32::MAX;
     Sm90, "gemm/sm90_block", 90..=90;
     Sm90, "gemm/sm90_vector", 90..=90;
+    Sm90, "gemm/sm90_plain", 90..=90;
     Sm90, "gemm/sm90_block_a", 90..=90;
     Sm90, "gemm/sm90_outer", 90..=90;
     Sm90, "gemm/sm90_cast", 90..=90;

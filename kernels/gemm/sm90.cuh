@@ -426,7 +426,7 @@ template <class C> __device__ __forceinline__ void sm90_clear(Sm90Sums<C>& sum) 
             for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
 }
 
-// The tiles of a warpgroup where D needs nothing but to be stored, and k has UNROLL blocks or more: sums are cleared while the first product runs. A loop of its own, as between two tiles the one of
+// The tiles of a warpgroup where D needs nothing but to be stored, and k has UNROLL blocks or more, which whoever launches a kernel that has no other end knows: sums are cleared while the first product runs. A loop of its own, as between two tiles the one of
 // all ends jumps over their code (observed: H100, 2026-11). To store a tile under the next one's first product, too, was slower.
 template <class C, u32 GROUPED>
 __device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const TensorMap& d, const Sm90Problem& p, u32 tiles, u32 blocks, u32 row, u32 col, u32 slabs) {
@@ -446,7 +446,7 @@ __device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const Ten
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
         sm90_slabs_free<C>();
-        if (p.d_type == 0) sm90_store_rows<Bf16, C, GROUPED>(sum, p, d, tile, row, col, slabs);
+        if (C::END == END_PLAIN || p.d_type == 0) sm90_store_rows<Bf16, C, GROUPED>(sum, p, d, tile, row, col, slabs);
         else sm90_store_rows<F16, C, GROUPED>(sum, p, d, tile, row, col, slabs);
     }
 }
@@ -464,7 +464,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
     // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
     // loop that ends as shared memory says it moved each descriptor there between two products.
     const u32 tiles = Sm90Walk<C, GROUPED>::tiles(p);
-    const bool plain = C::PLAIN_LOOP && p.plain && p.alpha == 1.0f && p.d_type < 2 && blocks >= C::UNROLL;
+    const bool plain = C::PLAIN_LOOP && (C::END == END_PLAIN || (p.plain && p.alpha == 1.0f && p.d_type < 2 && blocks >= C::UNROLL));
     if constexpr (C::PLAIN_LOOP)
         if (plain) sm90_multiply_plain<C, GROUPED>(math, d, p, tiles, blocks, row, col, shared + C::SLAB + group * C::SLABS_BYTES);
     for (u32 i = plain ? tiles : 0; i < tiles; i++) {
@@ -482,7 +482,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
             math.pass(blocks - first);
             continue;
         }
-        if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * sm90_warp<C>(), col);
+        if (C::END != END_PLAIN && (C::SCALES == SCALES_OUTER || !p.plain)) sm90_prefetch<C>(p, tile, row + 16 * sm90_warp<C>(), col);
         Sm90Sums<C> sum;
         sm90_clear<C>(sum);
 #ifdef SCALED_GEMM_STAMPS
@@ -494,7 +494,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
 #endif
         const u32 warp = sm90_warp<C>(), slab = shared + C::SLAB + group * C::SLABS_BYTES + warp * C::SLAB_BYTES;
         if (C::SPLIT > 1) sm90_join<C>(sum, p, d, tile, row + 16 * warp, col, shared, slab);
-        else if (C::END == END_NUMBERS) sm90_store<C>(sum, p, d, tile, row + 16 * warp, col, slab);
+        else if (C::AS_NUMBERS) sm90_store<C>(sum, p, d, tile, row + 16 * warp, col, slab);
         else sm90_store_cast<C>(sum, p, d, tile, row + 16 * warp, col, slab, shared + C::SLAB + (across ^ 1) * C::SLABS_BYTES + warp * C::SLAB_BYTES);
     }
     // Shared memory stays until it is read.

@@ -479,6 +479,7 @@ __device__ __forceinline__ void sm90_store_numbers(const Sm90Sums<C>& sum, const
 template <class C>
 __device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     if (C::STORE == STORE_BOXES) sm90_slabs_free<C>();
+    if (C::END == END_PLAIN) return sm90_store_as<Bf16, C>(sum, p, map, tile, row, col, slab);
     sm90_finish_sums<C>(sum, p, tile, row, col);
     if (sm90_only_adds<C>(p)) return sm90_add_to<C>(sum, p, tile, row, col);
     if (!p.plain) sm90_finish<C>(sum, p, tile, row, col, slab);

@@ -1,4 +1,4 @@
-//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu`, `sm90_block_a.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of FP8 codes, with 1x128 and 128x128
+//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_plain.cu`, `sm90_vector.cu`, `sm90_block_a.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of FP8 codes, with 1x128 and 128x128
 //! scales, whole or of groups of rows, with 1x128 scales on both sides, whole or of groups of rows or k, with 128x128 and 1x128 scales, whole, and with scales of rows or whole matrices; what they store are
 //! numbers, or codes with 1x128 scales, or either of SwiGLU of two products. Codes are E4M3; of products that store numbers also E5M2 on one side (`sm90_e5m2_a.cu`,
 //! `sm90_e5m2_b.cu`).
@@ -12,7 +12,6 @@ use super::sm90_call::{Sm90Call, Sm90Scales, k_blocks};
 use super::sm90_config::{E4M3_PAIR, Sm90Tile};
 use super::sm90_groups::Sm90Rows;
 use super::sm90_maps::Sm90Maps;
-use crate::epilogue::Activation;
 use crate::error::Result;
 use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe};
 use crate::gpu::device::stream::Queue;
@@ -85,7 +84,6 @@ impl Sm90Call<'_> {
             Sm90Scales::Outer { each } => each,
         };
         let of_groups = self.scales_of_groups();
-        let more = beta != 0.0 || bias.is_some() || activation != Activation::None || residual.is_some();
         let starts = groups.and_then(|groups| match groups.rows {
             Sm90Rows::Starts(starts) => Some(starts),
             Sm90Rows::Slots(_) => None,
@@ -121,7 +119,7 @@ impl Sm90Call<'_> {
             group_tiles: (parts * n.div_ceil(128)) as u32,
             alpha,
             beta,
-            plain: u32::from(!more),
+            plain: u32::from(!self.has_more()),
             d_type: if codes.is_some() { 0 } else { wide_code(d_type)? },
             activation: activation_code(activation),
             bias_type: bias.map_or(Ok(0), |bias| wide_code(bias.1))?,

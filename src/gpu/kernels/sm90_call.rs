@@ -2,7 +2,7 @@
 
 use super::epilogue::wide_code;
 use super::operand::{check_aligned, check_bytes, extent};
-use super::sm90_config::{Kind, Sm90Config};
+use super::sm90_config::{E4M3_PAIR, Kind, Sm90Config};
 use super::sm90_groups::{Sm90Along, Sm90Groups};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -380,7 +380,25 @@ impl Sm90Call<'_> {
             }
             Sm90End::Numbers => {}
         }
-        self.groups.map_or(self.layout.of_whole(), |groups| self.layout.of_groups(groups.along))
+        match self.groups.map_or(self.layout.of_whole(), |groups| self.layout.of_groups(groups.along)) {
+            Kind::Block if self.has_plain_end() => Kind::Plain,
+            Kind::Grouped if self.has_plain_end() => Kind::PlainGrouped,
+            kind => kind,
+        }
+    }
+
+    /// Whether something follows the sums, beside alpha.
+    pub(super) fn has_more(&self) -> bool {
+        self.beta != 0.0 || self.bias.is_some() || self.activation != Activation::None || self.residual.is_some()
+    }
+
+    /// Whether the kernels that have no other end serve it. Its bits are the same by any.
+    fn has_plain_end(&self) -> bool {
+        self.formats == E4M3_PAIR
+            && self.d_type == DType::Bf16
+            && self.alpha == 1.0
+            && !self.has_more()
+            && k_blocks(self.k) >= self.config.least_plain_blocks()
     }
 }
 

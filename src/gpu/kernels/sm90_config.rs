@@ -99,6 +99,11 @@ impl Sm90Config {
         }
     }
 
+    /// The fewest blocks of 128 along k that its kernels with a plain end alone are for: their loop's body, where no other loop is beside it.
+    pub(super) fn least_plain_blocks(self) -> usize {
+        if matches!(self, Self::Tile256x128 | Self::Tile128x128) { 8 } else { 1 }
+    }
+
     /// The same of a kernel for SwiGLU, where there is one: of columns of D, for each of which B has two rows.
     pub(crate) fn swiglu_tile(self) -> Option<Sm90Tile> {
         match self {
@@ -199,8 +204,10 @@ impl Sm90Config {
         match kind {
             Kind::Swiglu | Kind::SwigluGrouped | Kind::OuterSwiglu | Kind::OuterSwigluGrouped => self.swiglu_tile(),
             Kind::Codes | Kind::CodesGrouped => self.codes_tile(),
-            Kind::Block | Kind::Vector | Kind::Outer => Some(self.tile()),
-            Kind::Grouped | Kind::VectorOfK | Kind::OuterGrouped => (self.k_parts() == 1).then(|| self.tile()),
+            Kind::Block | Kind::Plain | Kind::Vector | Kind::Outer => Some(self.tile()),
+            Kind::Grouped | Kind::PlainGrouped | Kind::VectorOfK | Kind::OuterGrouped => {
+                (self.k_parts() == 1).then(|| self.tile())
+            }
             Kind::VectorGrouped | Kind::BlockA => self.is_common().then(|| self.tile()),
         }
     }
@@ -214,6 +221,8 @@ impl Sm90Config {
         match kind {
             Kind::Block => format!("gemm_{codes}_block_{name}"),
             Kind::Grouped => format!("gemm_{codes}_block_{name}_grouped"),
+            Kind::Plain => format!("gemm_{codes}_plain_{name}"),
+            Kind::PlainGrouped => format!("gemm_{codes}_plain_{name}_grouped"),
             Kind::Vector => format!("gemm_{codes}_vector_{name}"),
             Kind::VectorGrouped => format!("gemm_{codes}_vector_{name}_grouped"),
             Kind::VectorOfK => format!("gemm_{codes}_vector_{name}_k_grouped"),
@@ -279,6 +288,10 @@ pub(super) enum Kind {
     Block,
     /// The same, of groups of rows.
     Grouped,
+    /// The same scales, where D is BF16 and nothing follows the sums.
+    Plain,
+    /// The same, of groups of rows.
+    PlainGrouped,
     /// 1x128 scales on both sides.
     Vector,
     /// The same, of groups of rows.
@@ -306,9 +319,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::Block,
         Self::Grouped,
+        Self::Plain,
+        Self::PlainGrouped,
         Self::Vector,
         Self::VectorGrouped,
         Self::VectorOfK,
@@ -331,6 +346,7 @@ impl Kind {
     fn file(self) -> &'static str {
         match self {
             Self::Block | Self::Grouped => "gemm/sm90_block",
+            Self::Plain | Self::PlainGrouped => "gemm/sm90_plain",
             Self::Vector | Self::VectorGrouped | Self::VectorOfK => "gemm/sm90_vector",
             Self::BlockA => "gemm/sm90_block_a",
             Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",

@@ -6,7 +6,7 @@ use super::*;
 use crate::gpu::kernels::sm90_config::{Kind, Sm90Config};
 
 const TABLE: &str = include_str!("../../../../kernels/gemm/sm90_table.cuh");
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     include_str!("../../../../kernels/gemm/sm90_config.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block.cu"),
     include_str!("../../../../kernels/gemm/sm90_outer.cu"),
@@ -14,6 +14,7 @@ const SOURCES: [&str; 7] = [
     include_str!("../../../../kernels/gemm/sm90_cast.cu"),
     include_str!("../../../../kernels/gemm/sm90_e5m2.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block_a.cu"),
+    include_str!("../../../../kernels/gemm/sm90_plain.cu"),
 ];
 
 /// E5M2 on either side.
@@ -50,6 +51,10 @@ fn the_table_is_that_of_the_kernels() {
         let tile = tile_of(&row[1..], 1);
         let name = format!("gemm_fp8_block_{}", row[0]);
         assert_eq!((config.kernel(E4M3_PAIR, Kind::Block), config.tile()), (name, tile), "{config}");
+        // The body of its loop over k, where a kernel with a plain end has no other loop.
+        let alone = tile.boxes && tile.cols == 128;
+        let unrolled = if tile.rows == 256 { "8" } else { row[8] };
+        assert_eq!(config.least_plain_blocks().to_string(), if alone { unrolled } else { "1" }, "{config}");
         // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
         assert!(tile.shared <= 227 << 10 && tile.residents * (tile.shared as usize + 1024) <= 228 << 10, "{config}");
         assert_eq!((tile.split, row.len()), (config.k_parts(), if tile.split > 1 { 13 } else { 12 }), "{config}");
@@ -86,6 +91,8 @@ fn each_kind_has_kernels_of_its_own() {
         [
             "block_64x64_two",
             "block_64x64_two_grouped",
+            "plain_64x64_two",
+            "plain_64x64_two_grouped",
             "vector_64x64_two",
             "vector_64x64_two_grouped",
             "vector_64x64_two_k_grouped",
