@@ -127,7 +127,7 @@ case $what in
         ours='at (gemm_fp8_|gemm_e5m2_|gemm_e4m3_|gemm_small_m_|plan_grouped|clear_between|bias_|add_bias_|delayed_update|to_bf16|quantize_|dequantize_|cast_|rms_norm_|swiglu_|fp4_to_fp8|amax_|hadamard_|epilogue_|repeat_|repack_|unpack_|alpha_|gemm_factors)'
         # What racecheck reports of ours though it is no race, one kernel a line: its whole name, as an extended regular expression without spaces, and why. Any other report counts, and
         # a line that nothing is reported of any more is said, to be taken out. A race of these kernels is hidden here: run.sh hunt and the suites' bits look for it.
-        known_races='gemm_(fp8|e5m2_e4m3|e4m3_e5m2)_(block|block_a|plain|vector)_[0-9]+x[0-9]+(_two|_k2)? one lane of a warp gives a stage back for all of them, whose reads are one instruction (give_back in sm90.cuh); racecheck counts each lane for itself (2026-11-26-nvidia-h100-sm90/README.md)
+        known_races='gemm_(fp8|e5m2_e4m3|e4m3_e5m2)_(block|block_a|plain|vector|vector_fp32)_[0-9]+x[0-9]+(_two|_k2)? one lane of a warp gives a stage back for all of them, whose reads are one instruction (give_back in sm90.cuh); racecheck counts each lane for itself (2026-11-26-nvidia-h100-sm90/README.md)
 gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before a barrier of the block and read behind it (STS, BAR.SYNC 0, LDS in the machine code); other blocks with the same lines have no report (2026-11-26-nvidia-h200-experts/README.md)'
         known_names=$(cut -d' ' -f1 <<<"$known_races" | paste -sd'|' -)
         reported() { # tool, log: lines that name a kernel of ours, but for what racecheck is known to report

@@ -97,7 +97,8 @@ fn known_races_are_said_and_any_other_counts() {
     bundle.report("racecheck", "gpu_gemm", &race("sm90_xmma_gemm", "sm90_xmma_gemm"));
     let (green, text) = bundle.run(&["sanitize", "racecheck"]);
     assert!(green, "{text}");
-    let of_sm90 = "known   gemm_(fp8|e5m2_e4m3|e4m3_e5m2)_(block|block_a|plain|vector)_[0-9]+x[0-9]+(_two|_k2)?";
+    let of_sm90 =
+        "known   gemm_(fp8|e5m2_e4m3|e4m3_e5m2)_(block|block_a|plain|vector|vector_fp32)_[0-9]+x[0-9]+(_two|_k2)?";
     assert!(text.contains(&format!("{of_sm90}: 6 lines: one lane")), "{text}");
     assert!(text.contains("GONE    gemm_small_m_(gated_)?(block|outer)_[0-9]+_two: no report any more"), "{text}");
     assert!(!text.contains("FAILED"), "{text}");

@@ -482,7 +482,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
             math.pass(blocks - first);
             continue;
         }
-        if (C::END != END_PLAIN && (C::SCALES == SCALES_OUTER || !p.plain)) sm90_prefetch<C>(p, tile, row + 16 * sm90_warp<C>(), col);
+        if (C::SCALES == SCALES_OUTER || (C::END != END_PLAIN && !p.plain)) sm90_prefetch<C>(p, tile, row + 16 * sm90_warp<C>(), col);
         Sm90Sums<C> sum;
         sm90_clear<C>(sum);
 #ifdef SCALED_GEMM_STAMPS
@@ -572,15 +572,15 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
 #define SM90_CONFIG_ENDING(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
     SM90_CONFIG_OF(NAME, END, 1, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
 
-#define SM90_CONFIG_SPLIT(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES, SPLIT) \
-    SM90_CONFIG_OF(NAME, END_NUMBERS, SPLIT, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
+#define SM90_CONFIG_SPLIT(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES, SPLIT) \
+    SM90_CONFIG_OF(NAME, END, SPLIT, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
 
 // Of scales on both sides the body of the loop of the largest tile is four k-blocks: 0.96 of one's time, and eight were no faster (observed: H200, 2026-11). Those of 160 and 192 columns
 // are one: with more registers are spilled. For boxes of D, which is FP32 mostly, the largest has none left either.
-#define SM90_CONFIG_VECTOR(NAME, ...) SM90_CONFIG_OF_COLUMNS(NAME, SCALES_VECTOR, __VA_ARGS__)
+#define SM90_CONFIG_VECTOR(NAME, ...) SM90_CONFIG_OF_COLUMNS(NAME, END_NUMBERS, SCALES_VECTOR, __VA_ARGS__)
 
-#define SM90_CONFIG_OF_COLUMNS(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...) \
-    SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH,            \
+#define SM90_CONFIG_OF_COLUMNS(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...) \
+    SM90_CONFIG_ENDING(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH,            \
                 ((ROWS) == 256 ? 4 : (COLS) > 128 ? 1 : (UNROLL)),                                               \
                 ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
 

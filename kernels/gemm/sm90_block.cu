@@ -10,7 +10,7 @@
 #define SM90_E4M3 SM90
 
 #define SM90_SPLIT(NAME, ...)                            \
-    SM90_CONFIG_SPLIT(NAME, SCALES_BLOCK, __VA_ARGS__)   \
+    SM90_CONFIG_SPLIT(NAME, END_NUMBERS, SCALES_BLOCK, __VA_ARGS__)   \
     SM90_KERNEL(gemm_fp8_block_##NAME, Config_##NAME, GROUPS_NONE)
 
 #include "gemm/sm90_table.cuh"

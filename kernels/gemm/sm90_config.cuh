@@ -22,11 +22,12 @@ constexpr u32 STORE_BOXES = 2;
 
 // What becomes of the sums: numbers of D's type, after alpha, bias, activation and residual; E4M3 codes with 1x128 scales of what stands before a
 // residual; or of two matrices, whose rows lie one behind the other in B, SwiGLU: numbers or codes. Or BF16 numbers as they are (Sm90Problem's `plain` and alpha 1), in a kernel that has no
-// other end: it takes 0.92 to 0.99 of the time of one that has them all and does the same (observed: H100, 2026-11).
+// other end: it takes 0.92 to 0.99 of the time of one that has them all and does the same (observed: H100, 2026-11). Or FP32 numbers as they are, stored or added to D, likewise.
 constexpr u32 END_NUMBERS = 0;
 constexpr u32 END_CODES = 1;
 constexpr u32 END_SWIGLU = 2;
 constexpr u32 END_PLAIN = 3;
+constexpr u32 END_FP32 = 4;
 
 // What groups share among themselves: nothing, D being one product; the rows of A and D, each group having a B of its own; or k, each having a D of its own.
 constexpr u32 GROUPS_NONE = 0;
@@ -66,7 +67,7 @@ struct Sm90Config {
     static constexpr u32 SPAN = OUT_COLS > 128 ? 2 : 1, SCALE_PARTS = PARTS * SPAN, CUT = OUT_COLS % 64 == 0 ? 64 : 32;
     static constexpr bool CROSSED = SPAN > 1 && ATOM > CUT && SCALES == SCALES_BLOCK;
     // Whether tiles whose D needs nothing but to be stored have a loop of their own.
-    static constexpr bool AS_NUMBERS = END == END_NUMBERS || END == END_PLAIN;
+    static constexpr bool AS_NUMBERS = END == END_NUMBERS || END == END_PLAIN || END == END_FP32;
     static constexpr bool PLAIN_LOOP = STORE == STORE_BOXES && COLS == 128 && SCALES == SCALES_BLOCK && AS_NUMBERS;
     // What B's columns are multiplied by is their own. Tiles of 128x128 scales of A that a tile lies in, from the first row of one on: a warpgroup's rows are of one.
     static constexpr bool OF_COLUMNS = SCALES == SCALES_VECTOR || SCALES == SCALES_BLOCK_A;
@@ -83,7 +84,8 @@ struct Sm90Config {
     static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 32 == 0 && (STORE == STORE_DIRECT || OUT_WIDE % 64 == 0), "whole atoms");
     static_assert(OUT_COLS <= 128 || (OUT_COLS % CUT == 0 && OUT_COLS <= 128 + CUT && ACROSS == 1 && (DEPTH == 1 || !CROSSED)), "a tile lies in two tiles of scales");
     static_assert(AS_NUMBERS || OUT_COLS == 128, "a row of a tile is a group; each part of B has one scale of 128x128");
-    static_assert(END == END_NUMBERS || SCALES == SCALES_BLOCK || (END == END_SWIGLU && SCALES == SCALES_OUTER), "scales of what is cast");
+    static_assert(AS_NUMBERS || SCALES == SCALES_BLOCK || (END == END_SWIGLU && SCALES == SCALES_OUTER), "scales of what is cast");
+    static_assert(END != END_FP32 || SCALES == SCALES_VECTOR, "what adds to D itself");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
     // Where k is divided: columns of a warpgroup that a block of the cluster ends, in whole stores of 32, how many blocks end some, the last of them what is left, and their partial sums in the
     // place of the stages.

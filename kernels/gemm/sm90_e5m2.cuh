@@ -25,7 +25,7 @@
     SM90_E5M2_OF_K(vector_##NAME)                                       \
     SM90_CONFIG(outer_##NAME, SCALES_OUTER, __VA_ARGS__)                \
     SM90_E5M2(outer_##NAME)                                             \
-    SM90_CONFIG_OF_COLUMNS(block_a_##NAME, SCALES_BLOCK_A, __VA_ARGS__) \
+    SM90_CONFIG_OF_COLUMNS(block_a_##NAME, END_NUMBERS, SCALES_BLOCK_A, __VA_ARGS__) \
     SM90_E5M2_WHOLE(block_a_##NAME)
 
 #define SM90_E4M3(...)

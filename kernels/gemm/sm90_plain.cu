@@ -10,8 +10,8 @@
 
 #define SM90_E4M3 SM90
 
-#define SM90_SPLIT(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES, SPLIT)                                \
-    SM90_CONFIG_OF(NAME, END_PLAIN, SPLIT, SCALES_BLOCK, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)    \
+#define SM90_SPLIT(NAME, ...)                                               \
+    SM90_CONFIG_SPLIT(NAME, END_PLAIN, SCALES_BLOCK, __VA_ARGS__)           \
     SM90_KERNEL(gemm_fp8_plain_##NAME, Config_##NAME, GROUPS_NONE)
 
 #include "gemm/sm90_table.cuh"

@@ -144,12 +144,13 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
         const u32 at = tile.col + col + c + 4 * lane;
         if (at >= p.n || c + 4 * lane >= C::WIDE) continue;
         if (C::SCALES == SCALES_OUTER) touch(p.scales_b + (u64)(tile.group * p.group_b + at) * p.b_step);
-        if (p.bias) touch((const char*)p.bias + (u64)(tile.group * p.group_bias + at) * (p.bias_type == 2 ? 4 : 2));
+        if (C::END != END_PLAIN && p.bias) touch((const char*)p.bias + (u64)(tile.group * p.group_bias + at) * (p.bias_type == 2 ? 4 : 2));
     }
     // Of the second matrix.
     if (C::SCALES == SCALES_OUTER && C::PARTS > 1 && 4 * lane < C::OUT_WIDE)
         touch(p.scales_b + (u64)(tile.group * p.group_b + p.n + tile.col + col + 4 * lane) * p.b_step);
-    if (!p.residual && p.beta == 0.0f) return;
+    const bool reads = C::END != END_PLAIN && (p.residual || p.beta != 0.0f);
+    if (!reads) return;
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++) {
         const u32 at = row + 64 * wave + lane / 2;
@@ -250,7 +251,7 @@ template <class C> __device__ __forceinline__ void sm90_load_scales_of_rows(floa
 template <class C>
 __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
     const u32 lane = sm90_lane<C>(), at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
-    if (p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
+    if (C::END != END_PLAIN && p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
     if (C::SCALES == SCALES_OUTER) {
         float of_rows[C::WAVES][2], of_cols[C::WIDE / 8][2];
         const float* scales = p.scales_b + tile.group * p.group_b + first;
@@ -269,7 +270,7 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
             y = __fmul_rn(__fmul_rn(y, of_rows[wave][half]), of_cols[c / 8][1]);
         });
     }
-    if (p.plain || sm90_only_adds<C>(p)) return;
+    if (C::END == END_PLAIN || p.plain || sm90_only_adds<C>(p)) return;
     if (p.beta != 0.0f) {
         const float beta = p.beta;
         sm90_each_with<C>(sum, p.d, p.stride_d, p, tile, row, col, [&](float& x, float& y, float2 old) {
@@ -478,9 +479,13 @@ __device__ __forceinline__ void sm90_store_numbers(const Sm90Sums<C>& sum, const
 // From sums to D, of which `map` is one of boxes: a warp's part of a tile.
 template <class C>
 __device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if (C::END == END_FP32) {
+        if (p.beta != 0.0f) return sm90_add_to<C>(sum, p, tile, row, col);
+        return sm90_store_wide<C>(sum, p, tile, row, col, slab);
+    }
     if (C::STORE == STORE_BOXES) sm90_slabs_free<C>();
-    if (C::END == END_PLAIN) return sm90_store_as<Bf16, C>(sum, p, map, tile, row, col, slab);
     sm90_finish_sums<C>(sum, p, tile, row, col);
+    if (C::END == END_PLAIN) return sm90_store_as<Bf16, C>(sum, p, map, tile, row, col, slab);
     if (sm90_only_adds<C>(p)) return sm90_add_to<C>(sum, p, tile, row, col);
     if (!p.plain) sm90_finish<C>(sum, p, tile, row, col, slab);
     sm90_store_numbers<C>(sum, p, map, tile, row, col, slab);

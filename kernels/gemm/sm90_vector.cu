@@ -12,7 +12,7 @@
     SM90_KERNEL(gemm_fp8_vector_##NAME##_grouped, Config_##NAME, GROUPS_OF_ROWS)
 
 #define SM90_SPLIT(NAME, ...)                                                                               \
-    SM90_CONFIG_SPLIT(NAME, SCALES_VECTOR, __VA_ARGS__)                                                     \
+    SM90_CONFIG_SPLIT(NAME, END_NUMBERS, SCALES_VECTOR, __VA_ARGS__)                                                     \
     SM90_KERNEL(gemm_fp8_vector_##NAME, Config_##NAME, GROUPS_NONE)
 
 #include "gemm/sm90_table.cuh"

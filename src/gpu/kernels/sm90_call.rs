@@ -381,8 +381,12 @@ impl Sm90Call<'_> {
             Sm90End::Numbers => {}
         }
         match self.groups.map_or(self.layout.of_whole(), |groups| self.layout.of_groups(groups.along)) {
-            Kind::Block if self.has_plain_end() => Kind::Plain,
-            Kind::Grouped if self.has_plain_end() => Kind::PlainGrouped,
+            Kind::Block if self.has_plain_end() && self.fills_the_loop() => Kind::Plain,
+            Kind::Grouped if self.has_plain_end() && self.fills_the_loop() => Kind::PlainGrouped,
+            Kind::Outer if self.has_plain_end() => Kind::OuterPlain,
+            Kind::OuterGrouped if self.has_plain_end() => Kind::OuterPlainGrouped,
+            Kind::Vector if self.has_fp32_end() => Kind::VectorFp32,
+            Kind::VectorOfK if self.has_fp32_end() => Kind::VectorFp32OfK,
             kind => kind,
         }
     }
@@ -392,13 +396,21 @@ impl Sm90Call<'_> {
         self.beta != 0.0 || self.bias.is_some() || self.activation != Activation::None || self.residual.is_some()
     }
 
-    /// Whether the kernels that have no other end serve it. Its bits are the same by any.
+    /// Whether kernels that have no other end than to store BF16 serve it. Its bits are the same by any.
     fn has_plain_end(&self) -> bool {
-        self.formats == E4M3_PAIR
-            && self.d_type == DType::Bf16
-            && self.alpha == 1.0
-            && !self.has_more()
-            && k_blocks(self.k) >= self.config.least_plain_blocks()
+        self.formats == E4M3_PAIR && self.d_type == DType::Bf16 && self.alpha == 1.0 && !self.has_more()
+    }
+
+    /// Whether those with scales of k-blocks do, which may have one loop over k alone.
+    fn fills_the_loop(&self) -> bool {
+        k_blocks(self.k) >= self.config.least_plain_blocks()
+    }
+
+    /// Whether kernels that store FP32 or add it to D, and have no other end, serve it.
+    fn has_fp32_end(&self) -> bool {
+        let adds =
+            self.beta == 1.0 && self.bias.is_none() && self.activation == Activation::None && self.residual.is_none();
+        self.formats == E4M3_PAIR && self.d_type == DType::F32 && self.alpha == 1.0 && (adds || !self.has_more())
     }
 }
 

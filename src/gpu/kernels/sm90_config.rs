@@ -204,10 +204,15 @@ impl Sm90Config {
         match kind {
             Kind::Swiglu | Kind::SwigluGrouped | Kind::OuterSwiglu | Kind::OuterSwigluGrouped => self.swiglu_tile(),
             Kind::Codes | Kind::CodesGrouped => self.codes_tile(),
-            Kind::Block | Kind::Plain | Kind::Vector | Kind::Outer => Some(self.tile()),
-            Kind::Grouped | Kind::PlainGrouped | Kind::VectorOfK | Kind::OuterGrouped => {
-                (self.k_parts() == 1).then(|| self.tile())
+            Kind::Block | Kind::Plain | Kind::Vector | Kind::VectorFp32 | Kind::Outer | Kind::OuterPlain => {
+                Some(self.tile())
             }
+            Kind::Grouped
+            | Kind::PlainGrouped
+            | Kind::VectorOfK
+            | Kind::VectorFp32OfK
+            | Kind::OuterGrouped
+            | Kind::OuterPlainGrouped => (self.k_parts() == 1).then(|| self.tile()),
             Kind::VectorGrouped | Kind::BlockA => self.is_common().then(|| self.tile()),
         }
     }
@@ -226,6 +231,10 @@ impl Sm90Config {
             Kind::Vector => format!("gemm_{codes}_vector_{name}"),
             Kind::VectorGrouped => format!("gemm_{codes}_vector_{name}_grouped"),
             Kind::VectorOfK => format!("gemm_{codes}_vector_{name}_k_grouped"),
+            Kind::VectorFp32 => format!("gemm_{codes}_vector_fp32_{name}"),
+            Kind::VectorFp32OfK => format!("gemm_{codes}_vector_fp32_{name}_k_grouped"),
+            Kind::OuterPlain => format!("gemm_{codes}_outer_plain_{name}"),
+            Kind::OuterPlainGrouped => format!("gemm_{codes}_outer_plain_{name}_grouped"),
             Kind::BlockA => format!("gemm_{codes}_block_a_{name}"),
             Kind::Outer => format!("gemm_{codes}_outer_{name}"),
             Kind::OuterGrouped => format!("gemm_{codes}_outer_{name}_grouped"),
@@ -298,12 +307,20 @@ pub(super) enum Kind {
     VectorGrouped,
     /// The same, of groups of k.
     VectorOfK,
+    /// 1x128 scales on both sides, where D is FP32 and stored as it is or added to.
+    VectorFp32,
+    /// The same, of groups of k.
+    VectorFp32OfK,
     /// 128x128 and 1x128 scales.
     BlockA,
     /// Scales of rows or whole matrices.
     Outer,
     /// The same, of groups of rows.
     OuterGrouped,
+    /// Scales of rows or whole matrices, where D is BF16 and nothing else follows the sums.
+    OuterPlain,
+    /// The same, of groups of rows.
+    OuterPlainGrouped,
     /// 1x128 and 128x128 scales, D in codes with 1x128 scales.
     Codes,
     /// The same, of groups of rows.
@@ -319,7 +336,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 20] = [
         Self::Block,
         Self::Grouped,
         Self::Plain,
@@ -327,9 +344,13 @@ impl Kind {
         Self::Vector,
         Self::VectorGrouped,
         Self::VectorOfK,
+        Self::VectorFp32,
+        Self::VectorFp32OfK,
         Self::BlockA,
         Self::Outer,
         Self::OuterGrouped,
+        Self::OuterPlain,
+        Self::OuterPlainGrouped,
         Self::Codes,
         Self::CodesGrouped,
         Self::Swiglu,
@@ -343,10 +364,12 @@ impl Kind {
         self.file() == "gemm/sm90_cast"
     }
 
-    fn file(self) -> &'static str {
+    pub(super) fn file(self) -> &'static str {
         match self {
             Self::Block | Self::Grouped => "gemm/sm90_block",
             Self::Plain | Self::PlainGrouped => "gemm/sm90_plain",
+            Self::OuterPlain | Self::OuterPlainGrouped => "gemm/sm90_outer_plain",
+            Self::VectorFp32 | Self::VectorFp32OfK => "gemm/sm90_vector_fp32",
             Self::Vector | Self::VectorGrouped | Self::VectorOfK => "gemm/sm90_vector",
             Self::BlockA => "gemm/sm90_block_a",
             Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",

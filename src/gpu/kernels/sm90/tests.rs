@@ -6,7 +6,7 @@ use super::*;
 use crate::gpu::kernels::sm90_config::{Kind, Sm90Config};
 
 const TABLE: &str = include_str!("../../../../kernels/gemm/sm90_table.cuh");
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 10] = [
     include_str!("../../../../kernels/gemm/sm90_config.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block.cu"),
     include_str!("../../../../kernels/gemm/sm90_outer.cu"),
@@ -15,6 +15,8 @@ const SOURCES: [&str; 8] = [
     include_str!("../../../../kernels/gemm/sm90_e5m2.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block_a.cu"),
     include_str!("../../../../kernels/gemm/sm90_plain.cu"),
+    include_str!("../../../../kernels/gemm/sm90_outer_plain.cu"),
+    include_str!("../../../../kernels/gemm/sm90_vector_fp32.cu"),
 ];
 
 /// E5M2 on either side.
@@ -96,9 +98,13 @@ fn each_kind_has_kernels_of_its_own() {
             "vector_64x64_two",
             "vector_64x64_two_grouped",
             "vector_64x64_two_k_grouped",
+            "vector_fp32_64x64_two",
+            "vector_fp32_64x64_two_k_grouped",
             "block_a_64x64_two",
             "outer_64x64_two",
             "outer_64x64_two_grouped",
+            "outer_plain_64x64_two",
+            "outer_plain_64x64_two_grouped",
             "codes_64x64_two",
             "codes_64x64_two_grouped",
             "swiglu_64x64_two",
@@ -154,16 +160,24 @@ fn configurations_of_groups_are_those_of_the_kernels() {
     for config in Sm90Config::ALL {
         let (common, split) = (row(config) == "SM90", row(config) == "SM90_SPLIT");
         let has = |kind| config.check_groups(kind, E4M3_PAIR).map_err(|error| error.to_string());
-        for kind in [Kind::Grouped, Kind::OuterGrouped, Kind::VectorOfK] {
+        for kind in [
+            Kind::Grouped,
+            Kind::OuterGrouped,
+            Kind::VectorOfK,
+            Kind::PlainGrouped,
+            Kind::OuterPlainGrouped,
+            Kind::VectorFp32OfK,
+        ] {
             assert_eq!(has(kind).is_ok(), !split, "{config}, {kind:?}");
         }
         assert_eq!([has(Kind::VectorGrouped).is_ok(), has(Kind::BlockA).is_ok()], [common; 2], "{config}");
         assert!(common || has(Kind::BlockA).unwrap_err().contains("with 128x128 scales of A"), "{config}");
         let words = has(Kind::VectorGrouped).err().unwrap_or_default();
         for (pair, kind) in E5M2_PAIRS.into_iter().flat_map(|pair| Kind::ALL.map(|kind| (pair, kind))) {
+            let one_end = ["gemm/sm90_plain", "gemm/sm90_outer_plain", "gemm/sm90_vector_fp32"].contains(&kind.file());
             let casts = kind.casts();
             let tile = config.tile_of(kind, pair);
-            assert_eq!(tile, (common && !casts).then(|| config.tile()), "{config}, {kind:?}");
+            assert_eq!(tile, (common && !casts && !one_end).then(|| config.tile()), "{config}, {kind:?}");
         }
         let reason = if split { "groups have any number of tiles" } else { "256x128, 128x128, 64x128 and 64x64-two" };
         assert!(common || words.contains(reason), "{config}: {words}");

@@ -275,7 +275,7 @@ fn groups_of_k_have_one_a_and_b_and_many_d() {
             end: Sm90End::Numbers,
         };
         change(&mut call);
-        assert_eq!(call.kind(), Kind::VectorOfK);
+        assert!([Kind::VectorFp32OfK, Kind::VectorOfK].contains(&call.kind()));
         let [a, b] = call.maps(call.config.tile());
         assert_eq!(([a.rows, a.cols], [b.rows, b.cols]), ([m, k], [n, k]));
         call.check().map_err(|error| error.to_string())
@@ -336,4 +336,75 @@ fn groups_of_k_have_1x128_scales_on_both_sides() {
         let error = call(layout, Sm90Along::K).check().unwrap_err().to_string();
         assert!(error.contains("groups of k with other scales"), "{error}");
     }
+}
+
+/// Only what a kernel with one end does the same way: alpha, what follows the sums, the type of D, codes and the least blocks of k all count.
+#[test]
+fn what_has_one_end_goes_to_kernels_that_have_no_other() {
+    let (at, counts) = (span(1 << 30), span(8));
+    let operand = Sm90Operand { codes: &at, scales: &at };
+    let kind = |layout, along: Option<Sm90Along>, d_type, change: fn(&mut Sm90Call<'_>)| {
+        let mut call = Sm90Call {
+            config: Sm90Config::Tile256x128,
+            formats: E4M3_PAIR,
+            m: 256,
+            n: 256,
+            k: 1024,
+            a: operand,
+            b: operand,
+            layout,
+            d: &at,
+            d_stride: 256,
+            d_type,
+            alpha: 1.0,
+            beta: 0.0,
+            bias: None,
+            activation: Activation::None,
+            residual: None,
+            groups: along.map(|along| Sm90Groups {
+                count: 1,
+                along,
+                rows: Sm90Rows::Slots(256),
+                counts: &counts,
+                scales: [false; 2],
+            }),
+            end: Sm90End::Numbers,
+        };
+        change(&mut call);
+        call.kind()
+    };
+    let outer = Sm90Scales::Outer { each: [true; 2] };
+    let (rows, of_k) = (Some(Sm90Along::Rows), Some(Sm90Along::K));
+    for (layout, along, d_type, one, all) in [
+        (Sm90Scales::Blocks, None, DType::Bf16, Kind::Plain, Kind::Block),
+        (Sm90Scales::Blocks, rows, DType::Bf16, Kind::PlainGrouped, Kind::Grouped),
+        (outer, None, DType::Bf16, Kind::OuterPlain, Kind::Outer),
+        (outer, rows, DType::Bf16, Kind::OuterPlainGrouped, Kind::OuterGrouped),
+        (Sm90Scales::Vectors, None, DType::F32, Kind::VectorFp32, Kind::Vector),
+        (Sm90Scales::Vectors, of_k, DType::F32, Kind::VectorFp32OfK, Kind::VectorOfK),
+    ] {
+        let of = |change| kind(layout, along, d_type, change);
+        assert_eq!(of(|_| ()), one, "{layout:?}");
+        let others: [fn(&mut Sm90Call<'_>); 7] = [
+            |call| call.alpha = 0.5,
+            |call| call.alpha = f32::NAN,
+            |call| call.beta = 0.5,
+            |call| call.bias = Some((call.d, DType::F32)),
+            |call| call.activation = Activation::Relu,
+            |call| call.residual = Some((call.d, 256, DType::Bf16)),
+            |call| call.formats[1] = Fp8Format::E5M2,
+        ];
+        assert_eq!(others.map(of), [all; 7], "{layout:?}");
+        // D of another type, and the old D: FP32 is added to.
+        let other = |d_type| kind(layout, along, d_type, |_| ());
+        let fp32 = layout == Sm90Scales::Vectors;
+        assert_eq!([other(DType::F16), other(if fp32 { DType::Bf16 } else { DType::F32 })], [all; 2], "{layout:?}");
+        assert_eq!(of(|call| call.beta = 1.0), if fp32 { one } else { all }, "{layout:?}");
+        // Few blocks of k, of which the loop of tiles of 256 x 128 has none.
+        let blocks = layout == Sm90Scales::Blocks;
+        assert_eq!(of(|call| call.k = 896), if blocks { all } else { one }, "{layout:?}");
+        assert_eq!(of(|call| call.k = 897), one, "{layout:?}");
+    }
+    assert_eq!(kind(Sm90Scales::Vectors, rows, DType::F32, |_| ()), Kind::VectorGrouped);
+    assert_eq!(kind(Sm90Scales::BlocksOfA, None, DType::Bf16, |_| ()), Kind::BlockA);
 }
