@@ -108,7 +108,7 @@ def overtaken(lines):
 
 FUNCTION = re.compile(r"\s+Function : (\S+)")
 # Products for Hopper (kernels/gemm/sm90_*.cu), and kernels of CONTROL.
-RING = re.compile(r"(gemm_(fp8|e5m2_e4m3|e4m3_e5m2)|control)_(block|vector|outer|codes|swiglu)_")
+RING = re.compile(r"(gemm_(fp8|e5m2_e4m3|e4m3_e5m2)|control)_(block|plain|vector|outer|codes|swiglu)_")
 MACHINE = re.compile(r"arch = sm_(\d+)|\s*code for sm_(\d+)")
 NARROW = re.compile(r"\bV?HMNMX2?\b")
 ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b")

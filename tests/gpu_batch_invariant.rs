@@ -242,7 +242,7 @@ fn many_launches_give_the_same_bits() {
     }
     // The loop of plain products, whose blocks take several tiles.
     for config in [Sm90Config::Tile256x128, Sm90Config::Tile128x128] {
-        hunt(&handle, [2150, 4360, 528], (VEC, BLK), Case::new(DType::Bf16), Some(config), seconds / 4);
+        hunt(&handle, [2150, 4360, 1168], (VEC, BLK), Case::new(DType::Bf16), Some(config), seconds / 4);
     }
 }
 

@@ -43,7 +43,7 @@ impl Soaked {
 
     fn groups(handle: &Handle, rng: &mut Noise, pair: (Scheme, Scheme), config: Sm90Config) -> Self {
         let m = SLOT * COUNTS.len();
-        let of = Box::new(Groups::of(handle, rng, [m, 128, 272], COUNTS.len(), DType::Bf16, pair));
+        let of = Box::new(Groups::of(handle, rng, [m, 128, 1040], COUNTS.len(), DType::Bf16, pair));
         let places: Vec<_> = COUNTS.iter().enumerate().map(|(g, count)| ((g * SLOT) as i64, *count)).collect();
         let want = of.want(handle, 1.0, &places);
         let d = poisoned(handle, m * 128 * 2 + 1024);
@@ -96,7 +96,7 @@ fn a_million_calls() {
             if !of_whole(pair.0, pair.1).contains(&config) {
                 continue;
             }
-            let shape = [[131, 136, 400], [64, 264, 1040], [1, 8, 16], [257, 128, 144]][(i + j) % 4];
+            let shape = [[131, 136, 1168], [64, 264, 1040], [1, 8, 16], [257, 128, 144]][(i + j) % 4];
             let added = Case { beta: Some(1.0), alpha: -0.75, gap: 4, ..Case::new(DType::F32) };
             let case =
                 [Case { gap: 8, ..Case::new(DType::Bf16) }, layer(), Case::new(DType::F16), added][(i + 2 * j) % 4];

@@ -141,7 +141,7 @@ pub(super) const SM90_ROWS: &[Measured<Row>] = &[
         fast: true,
         out: DType::Bf16,
         activation: Activation::None,
-        rule: TileRule { from: 17, tiles: 2 },
+        rule: TileRule { from: 17, tiles: 6 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[16, 32, 48, 64, 128, 256, 512, 1024, 2048, 3072, 4096] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512, 768, 4096, 8192] },

@@ -56,7 +56,7 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
         PairKind::WeightOnlyFp8 => true,
     };
     if !first {
-        return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
+        return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200 and an H100)"));
     }
     // More rows than few come here where there is no other way, which is what the order says then.
     let is_few = small_m_operands(desc).is_some_and(|operands| desc.m <= most_rows(operands));

@@ -62,7 +62,7 @@ mod tests {
     use crate::gpu::device::memory::Span;
     use crate::gpu::kernels::{GroupPlaces, Sm90Along, Sm90Config, Sm90Groups, Sm90Scales, call_of};
 
-    const MNK: [usize; 3] = [256, 384, 512];
+    const MNK: [usize; 3] = [256, 384, 1024];
 
     fn spans(b: u64) -> [Span<'static>; 3] {
         [0x1000, b, 0x2000].map(|address| Span::unguarded(address, 1 << 20))

@@ -24,7 +24,7 @@ fn cost(config: Sm90Config) -> Cost {
         Sm90Config::Tile64x128 => (418, 1700),
         Sm90Config::Tile64x64 => (316, 1100),
         Sm90Config::Tile64x64Two => (460, 900),
-        Sm90Config::Tile128x160K2 => (1050, 6000),
+        Sm90Config::Tile128x160K2 => (1100, 6000),
         Sm90Config::Tile128x64K2 => (470, 3800),
         Sm90Config::Tile64x64K2 => (328, 3000),
         Sm90Config::Tile64x64K4 => (341, 2900),

@@ -155,7 +155,7 @@ impl GroupedGemmArgs<'_> {
                     ),
                 };
                 Ok(format!(
-                    "{what}\n  one launch of small-m, {config}, by groups that the device knows; {before}; matrices of groups without rows are not read\n  because {because}"
+                    "{what}\n  one launch of small-m, {config}, by groups that the device knows; {before}; matrices of groups without rows are not read\n  because {because}; {why_not_the_librarys}"
                 ))
             }
             Way::Slots(a, reason) => Ok(format!(

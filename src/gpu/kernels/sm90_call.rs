@@ -365,8 +365,8 @@ impl Sm90Call<'_> {
         check_aligned(scales, operand.scales, if matches!(self.layout, Sm90Scales::Outer { .. }) { 4 } else { 16 })
     }
 
-    /// What its kernels are called by.
-    pub(super) fn kind(&self) -> Kind {
+    /// What its kernels are called by, as if each had all ends: those that have one alone differ in nothing else, tensor maps included.
+    pub(super) fn kind_with_all_ends(&self) -> Kind {
         let grouped = self.groups.is_some();
         match self.end {
             Sm90End::Codes(_) => return if grouped { Kind::CodesGrouped } else { Kind::Codes },
@@ -380,7 +380,12 @@ impl Sm90Call<'_> {
             }
             Sm90End::Numbers => {}
         }
-        match self.groups.map_or(self.layout.of_whole(), |groups| self.layout.of_groups(groups.along)) {
+        self.groups.map_or(self.layout.of_whole(), |groups| self.layout.of_groups(groups.along))
+    }
+
+    /// What its kernels are called by.
+    pub(super) fn kind(&self) -> Kind {
+        match self.kind_with_all_ends() {
             Kind::Block if self.has_plain_end() && self.fills_the_loop() => Kind::Plain,
             Kind::Grouped if self.has_plain_end() && self.fills_the_loop() => Kind::PlainGrouped,
             Kind::Outer if self.has_plain_end() => Kind::OuterPlain,

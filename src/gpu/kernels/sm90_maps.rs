@@ -71,7 +71,7 @@ pub(crate) struct Sm90MapsKey {
 impl Sm90Call<'_> {
     pub(crate) fn maps_key(&self) -> Sm90MapsKey {
         Sm90MapsKey {
-            kind: self.kind(),
+            kind: self.kind_with_all_ends(),
             config: self.config,
             mnk: [self.m, self.n, self.k],
             d: (self.d_stride, self.d_type),

@@ -55,6 +55,7 @@ fn the_table_is_that_of_the_kernels() {
         assert_eq!((config.kernel(E4M3_PAIR, Kind::Block), config.tile()), (name, tile), "{config}");
         // The body of its loop over k, where a kernel with a plain end has no other loop.
         let alone = tile.boxes && tile.cols == 128;
+        assert!(SOURCES[7].contains("((ROWS) == 256 ? 8 : (UNROLL))"));
         let unrolled = if tile.rows == 256 { "8" } else { row[8] };
         assert_eq!(config.least_plain_blocks().to_string(), if alone { unrolled } else { "1" }, "{config}");
         // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
@@ -144,8 +145,14 @@ fn each_kind_has_kernels_of_its_own() {
         (4, "gemm_fp8_##NAME,"),
         (4, "gemm_fp8_##NAME##_grouped,"),
         (6, "gemm_fp8_block_a_##NAME,"),
+        (7, "gemm_fp8_plain_##NAME,"),
+        (7, "gemm_fp8_plain_##NAME##_grouped,"),
+        (8, "gemm_fp8_outer_plain_##NAME,"),
+        (8, "gemm_fp8_outer_plain_##NAME##_grouped,"),
+        (9, "gemm_fp8_vector_fp32_##NAME,"),
+        (9, "gemm_fp8_vector_fp32_##NAME##_k_grouped,"),
     ] {
-        let tables = if file < 4 && kernel.ends_with("NAME,") { 2 } else { 1 };
+        let tables = if (file < 4 || file > 6) && kernel.ends_with("NAME,") { 2 } else { 1 };
         assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), tables, "{kernel}");
     }
 }
