@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Turns records of `cargo bench --bench formulations` into the tables and rules of src/gpu/gemm/measured.rs.
+"""Turns records of `cargo bench --bench formulations` into the tables and rules of src/gpu/gemm/measured*.rs.
 
 usage: scripts/measured-choices.py RECORD...      rows and rules on standard output, how good they are on standard error
 
-Several records of one kind of GPU are averaged. Each problem (pair of schemes, accumulation, type of D, activation) has a table and
-a rule of its own; nothing is said of problems that no record holds.
+Several records of one kind of GPU are averaged; those of two are refused. Each problem (pair of schemes, accumulation, type of D, activation) has a
+table and a rule of its own; nothing is said of problems that no record holds, nor of an alternative that none has a time of.
 
 Table: for each shape the range of m in which the alternative is worth taking instead of the best of those that it is held against, made
 from the powers of two and the m between them from 48 on: the range with the largest sum of log(best / alternative) - log(1.02) that begins and
@@ -57,34 +57,82 @@ TILE_RULES = list(itertools.product([17, 33, 65, 129, 257], [0, 1, 2, 3, 4, 6, 8
 LEAST_ROWS, BEHIND = 17, 1.01
 
 
+def lines_of(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().splitlines()
+    except UnicodeDecodeError:
+        sys.exit(f"{path}: not a record, as it is no text; give what `cargo bench --bench formulations` wrote")
+    except OSError as error:
+        sys.exit(f"{path}: {error.strerror}; give records of `cargo bench --bench formulations`")
+
+
+def row_of(cells):
+    """(pair, problem, [(formulation, microseconds)]) of a line of a table, None if it is one of another table; ValueError if a part is missing or wrong."""
+    pair = next((cell for cell in cells[2:4] if cell in PAIRS), None)
+    if not pair:
+        return None
+    if len(cells) < 6:
+        raise ValueError
+    problem = tuple(cells[3].split(", ")) if cells[2] == pair else OLD_PROBLEM[pair]
+    accumulation, _, _ = problem
+    if accumulation not in ("fast", "precise"):
+        raise ValueError
+    times = [(name, float(microseconds)) for name, microseconds in map(str.split, cells[4].split(", "))]
+    if not all(0 < microseconds < math.inf for _, microseconds in times):
+        raise ValueError
+    return pair, problem, times
+
+
 def read(paths):
     """The number of multiprocessors, and {(pair, problem): {(n, k, m): {formulation: [microseconds]}}}."""
-    sms, lists = set(), collections.defaultdict(list)
+    gpus, lists = {}, collections.defaultdict(list)
     for path in paths:
-        shape = None
-        for line in open(path, encoding="utf-8"):
-            if found := re.match(r".*, (\d+) SMs, ", line):
-                sms.add(int(found[1]))
+        shape, gpu, rows = None, None, 0
+        for number, line in enumerate(lines_of(path), 1):
+            if found := re.match(r"(.*), (\d+) SMs, ", line):
+                gpu = found[1], int(found[2])
             if found := re.match(r"## n = (\d+), k = (\d+)", line):
                 shape = int(found[1]), int(found[2])
             cells = [cell.strip() for cell in line.split("|")]
-            if not shape or len(cells) < 6 or not cells[1].isdigit():
+            if not shape or len(cells) < 4 or not cells[1].isdigit():
                 continue
-            if cells[2] in PAIRS:
-                pair, problem, times = cells[2], tuple(cells[3].split(", ")), cells[4]
-            elif cells[3] in PAIRS:
-                pair, problem, times = cells[3], OLD_PROBLEM[cells[3]], cells[4]
-            else:
-                continue
-            for part in times.split(", "):
-                name, microseconds = part.split()
-                lists[pair, problem, (*shape, int(cells[1])), OLD_NAMES.get(name, name)].append(float(microseconds))
-    if len(sms) != 1:
-        sys.exit(f"the records are of GPUs with {sorted(sms)} multiprocessors; give those of one GPU")
+            try:
+                row = row_of(cells)
+            except ValueError:
+                sys.exit(f"{path}:{number}: a row of a pair is m, pair, problem, formulations with microseconds, and what was planned; this is {line!r}")
+            if row:
+                pair, problem, times = row
+                rows += 1
+                for name, microseconds in times:
+                    lists[pair, problem, (*shape, int(cells[1])), OLD_NAMES.get(name, name)].append(microseconds)
+        if not gpu or not rows:
+            lacks = "no row of " + " or ".join(PAIRS) if gpu else "no line that names a GPU and its SMs"
+            sys.exit(f"{path}: not a record, as it has {lacks}; give what `cargo bench --bench formulations` wrote")
+        gpus.setdefault(gpu, path)
+    if len(gpus) > 1:
+        # By the name: an H200 and an H100 have as many multiprocessors.
+        of = ", ".join(f"{name} with {sms} SMs ({path})" for (name, sms), path in gpus.items())
+        sys.exit(f"the records are of several GPUs: {of}; give those of one")
     problems = collections.defaultdict(lambda: collections.defaultdict(dict))
     for (pair, problem, place, name), values in lists.items():
         problems[pair, problem][place][name] = values
-    return sms.pop(), problems
+    check_rows(problems)
+    (_, sms), = gpus
+    return sms, problems
+
+
+def check_rows(problems):
+    """SM90's rows say of each m up to the last one whether it wins: none of them may be missing."""
+    for (pair, problem), places in problems.items():
+        measured = collections.defaultdict(set)
+        for n, k, m in places:
+            measured[n, k].add(m)
+        for (n, k), found in measured.items():
+            expected = {m for m in ALL_M if m <= max(found)}
+            wrong = [f"without m = {m}" for m in sorted(expected - found)] + [f"with m = {m}, which tables do not have" for m in sorted(found - expected)]
+            if wrong and any(of == pair and name.startswith("SM90") for name, of, _, _ in TABLES) and any("sm90" in times for times in places.values()):
+                sys.exit(f"{pair}, {', '.join(problem)}, {n} x {k}: {'; '.join(wrong)}; measure it with the m of {ALL_M}, or the first ones of them")
 
 
 def gain(times, alternative, against):
@@ -100,6 +148,8 @@ def gain(times, alternative, against):
 def is_repeated(times, alternative, against):
     """1 where there are several records and the alternative wins in each of them, -1 where it loses in each, else 0."""
     others = [times[name] for name in against if name in times]
+    if not others:
+        return 0
     records = [(min(best), other) for *best, other in zip(*others, times.get(alternative, []))]
     if len(records) < 2:
         return 0
@@ -215,8 +265,6 @@ def choose(name, pair, problem, gains, repeated, sms):
         wins = "&" + str([list(pair) for pair in found])
         if ours:
             measured = [m for rows, of, m in gains if (rows, of) == (n, k)]
-            if measured != ALL_M[:len(measured)]:
-                sys.exit(f"{n} x {k}: m of {measured}, and not the first ones of {ALL_M}")
             wins = "&" + str([m for (rows, of, m), g in gains.items() if (rows, of) == (n, k) and g >= -math.log(BEHIND)])
         upto = f" upto: {measured[-1]}," if ours else ""
         yield f"            Row {{ n: {n}, k: {k},{upto} wins: {wins} }},"
@@ -231,7 +279,7 @@ def main():
     for name, pair, alternative, against in TABLES:
         print(f"pub(super) const {name}: &[Measured<Row>] = &[")
         for (of, problem), places in problems.items():
-            if of == pair:
+            if of == pair and any(alternative in times for times in places.values()):
                 gains = {place: gain(times, alternative, against) for place, times in places.items()}
                 repeated = {place: is_repeated(times, alternative, against) for place, times in places.items()}
                 print("\n".join(choose(name, pair, problem, gains, repeated, sms)))

@@ -33,6 +33,15 @@ fn main() -> Result<(), Box<dyn Error>> {
             format!("usage: train_char [--device cpu|cuda] [STEPS [FILE.svg]], with at least {LAST} steps").into()
         );
     };
+    // Before the training, whose curves it would cost.
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        return Err(format!(
+            "{}: there is no folder {}; make it, or name another file",
+            path.display(),
+            folder.display()
+        )
+        .into());
+    }
     let device = named(device.as_deref())?;
     println!("linear layers on {device}");
     let text = Text::new(2000);
