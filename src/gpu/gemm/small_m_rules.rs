@@ -180,7 +180,8 @@ pub(crate) fn waves(config: SmallMConfig, [m, n, _]: [usize; 3], sm_count: usize
 ///
 /// Every tile of B reads all of A once more, so that many rows of both are for the library's larger tiles; a short k leaves little to be split. Made from
 /// `formulations` up to m = 16 (H200, cuBLASLt 13.1, 2026-11: 17 shapes of 1x128 x 128x128 and of rows), and from `gemm` for whole matrices. At m = 32 `sm90` takes less time (H100,
-/// `2026-11-26-nvidia-h100-formulations`: 0.87 of ours at the median of 17 shapes), but for narrow weights with a long k (1.08 at 576 x 7168 and 5120 x 25600).
+/// `2026-11-26-nvidia-h100-formulations`: 0.87 of this way's at the median of all its problems), but for narrow weights with a long k (1.06 to 1.18 at 576 x 7168, 1.05 to 1.08 at 5120 x 25600; not at
+/// 1024 x 16384, 0.91 to 0.97).
 pub(crate) fn is_first(scales: SmallMScales, stored: bool, [m, n, k]: [usize; 3]) -> bool {
     let within = |most: usize| m * n <= most;
     // Where our sm_90 product leaves multiprocessors idle, though it splits k.
