@@ -131,6 +131,25 @@ __device__ __forceinline__ void sm90_store_boxes(const Sm90Sums<C>& sum, const T
     }
 }
 
+// Residual and old D of a tile: half of a row of it for each lane, from the memory to the L2 cache.
+template <class C> __device__ __forceinline__ void sm90_prefetch_matrices(const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 to_col, u32 lane) {
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++) {
+        const u32 at = row + 64 * wave + lane / 2;
+        if ((int)at >= tile.rows) continue;
+        const auto ask = [&](const void* matrix, u64 stride, u32 type) {
+            // Half of a row of the tile for each lane, in lines of 128 bytes.
+            const u32 size = type == 2 ? 4 : 2;
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE / 2; c += 32)
+                if (to_col + c < p.n && (c % 64 == 0 || type == 2))
+                    asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)matrix + ((tile.row + at) * stride + to_col + c) * size));
+        };
+        if (p.residual) ask(p.residual, p.stride_residual, p.residual_type);
+        if (p.beta != 0.0f) ask(p.d, p.stride_d, 2);
+    }
+}
+
 // What the end of a tile reads, asked for while its products still run: matrices from memory, vectors to this multiprocessor.
 template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
     const u32 lane = sm90_lane<C>(), to_col = tile.col + col + C::WIDE / 2 * (lane % 2);
@@ -149,23 +168,7 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
     // Of the second matrix.
     if (C::SCALES == SCALES_OUTER && C::PARTS > 1 && 4 * lane < C::OUT_WIDE)
         touch(p.scales_b + (u64)(tile.group * p.group_b + p.n + tile.col + col + 4 * lane) * p.b_step);
-    const bool reads = C::END != END_PLAIN && (p.residual || p.beta != 0.0f);
-    if (!reads) return;
-#pragma unroll
-    for (u32 wave = 0; wave < C::WAVES; wave++) {
-        const u32 at = row + 64 * wave + lane / 2;
-        if ((int)at >= tile.rows) continue;
-        const auto ask = [&](const void* matrix, u64 stride, u32 type) {
-            // Half of a row of the tile for each lane, in lines of 128 bytes.
-            const u32 size = type == 2 ? 4 : 2;
-#pragma unroll
-            for (u32 c = 0; c < C::WIDE / 2; c += 32)
-                if (to_col + c < p.n && (c % 64 == 0 || type == 2))
-                    asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)matrix + ((tile.row + at) * stride + to_col + c) * size));
-        };
-        if (p.residual) ask(p.residual, p.stride_residual, p.residual_type);
-        if (p.beta != 0.0f) ask(p.d, p.stride_d, 2);
-    }
+    if (C::END != END_PLAIN && (p.residual || p.beta != 0.0f)) sm90_prefetch_matrices<C>(p, tile, row, to_col, lane);
 }
 
 // `change(wave, column, half, x, y)` of every pair of sums, row after row. (NVRTC takes no generic lambda.)
