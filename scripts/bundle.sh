@@ -25,7 +25,7 @@ tree=$dir/tree
 mkdir -p "$tree/tests" "$tree/benches"
 # One build for all, so that nothing is compiled twice: each executable, whether it is a test, its kind and its name.
 cargo test --no-run --release --message-format=json-render-diagnostics -p scaled-gemm -p scaled-gemm-cli \
-    --lib --test 'gpu_*' --test cli_gpu --benches >"$dir/messages" 2> >(tee "$dir/said" >&2)
+    --lib --test 'gpu_*' --test cli_gpu --benches 2>&1 >"$dir/messages" | tee "$dir/said" >&2
 # A file without an image would be compiled by NVRTC there, and what is measured would be another compiler's.
 if grep -E 'kernels/\S+\.cu: ' "$dir/said" >&2; then
     echo "bundle.sh: nvcc is here, and made no image of these files: mend them, or hide nvcc (SCALED_GEMM_NVCC=off) for a bundle whose kernels NVRTC compiles" >&2

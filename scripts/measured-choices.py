@@ -264,8 +264,8 @@ def choose(name, pair, problem, gains, repeated, sms):
     for (n, k), found in chosen.items():
         wins = "&" + str([list(pair) for pair in found])
         if ours:
-            measured = [m for rows, of, m in gains if (rows, of) == (n, k)]
-            wins = "&" + str([m for (rows, of, m), g in gains.items() if (rows, of) == (n, k) and g >= -math.log(BEHIND)])
+            measured = sorted(m for rows, of, m in gains if (rows, of) == (n, k))
+            wins = "&" + str([m for m in measured if gains[n, k, m] >= -math.log(BEHIND)])
         upto = f" upto: {measured[-1]}," if ours else ""
         yield f"            Row {{ n: {n}, k: {k},{upto} wins: {wins} }},"
     yield "        ],"

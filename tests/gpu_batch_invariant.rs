@@ -236,9 +236,10 @@ fn many_launches_give_the_same_bits() {
     let Some(handle) = hopper() else { return };
     let seconds = std::env::var("SCALED_GEMM_HUNT").map_or(20, |text| text.parse().unwrap());
     // Fewer blocks of k than a loop's body has, and bodies with a rest.
-    let added = Case { beta: Some(1.0), alpha: -0.75, ..Case::new(DType::F32) };
-    for k in [144, 1168] {
-        hunt(&handle, [300, 18440, k], VECTOR_PAIR, added, None, seconds / 4);
+    // Of alpha 1 by kernels that have no other end.
+    let added = |alpha| Case { beta: Some(1.0), alpha, ..Case::new(DType::F32) };
+    for (k, alpha) in [(144, -0.75), (1168, 1.0)] {
+        hunt(&handle, [300, 18440, k], VECTOR_PAIR, added(alpha), None, seconds / 4);
     }
     // The loop of plain products, whose blocks take several tiles.
     for config in [Sm90Config::Tile256x128, Sm90Config::Tile128x128] {

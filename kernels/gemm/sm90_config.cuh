@@ -22,7 +22,7 @@ constexpr u32 STORE_BOXES = 2;
 
 // What becomes of the sums: numbers of D's type, after alpha, bias, activation and residual; E4M3 codes with 1x128 scales of what stands before a
 // residual; or of two matrices, whose rows lie one behind the other in B, SwiGLU: numbers or codes. Or BF16 numbers as they are (Sm90Problem's `plain` and alpha 1), in a kernel that has no
-// other end: it takes 0.87 to 1.02 of the time of one that has them all and does the same, in tiles of 256 x 128 0.97 to 0.99 (observed: H100, 2026-11). Or FP32 numbers as they are, stored or added to D, likewise.
+// other end: it takes 0.87 to 1.02 of the time of one that has them all and does the same, in tiles of 256 x 128 0.97 to 0.99 (observed: H100, 2026-11). Or FP32 numbers as they are, stored or added to D: what that saves was not measured alone.
 constexpr u32 END_NUMBERS = 0;
 constexpr u32 END_CODES = 1;
 constexpr u32 END_SWIGLU = 2;

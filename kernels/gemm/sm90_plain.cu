@@ -1,5 +1,5 @@
-// The products of sm90_block.cu where D is BF16 and nothing follows the sums: gemm_fp8_plain_<configuration>, and gemm_fp8_plain_<configuration>_grouped. Kernels with one end alone are the
-// faster ones.
+// The products of sm90_block.cu where D is BF16 and nothing follows the sums: gemm_fp8_plain_<configuration>, and gemm_fp8_plain_<configuration>_grouped. What that saves:
+// END_PLAIN in sm90_config.cuh.
 #include "gemm/sm90.cuh"
 
 // The body of the loop of the largest tile is eight k-blocks: 0.98 to 1.00 of the time of four, for which beside other ends there are no registers.
