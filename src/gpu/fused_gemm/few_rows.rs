@@ -51,6 +51,7 @@ impl<'a> FusedGemmArgs<'a> {
         let few = self.swiglu && blocks && self.groups.is_none() && self.config.is_none() && !self.batch_invariant;
         // Of both products the same rows as of one, where its alternative has a pass behind it (H200, 2026-11, the record of experts: 32 x 2048 x 7168 13 us for 31 in the kernel of
         // `sm90`; 32 x 18432 x 7168 87 for 80 by `sm90` and a pass).
+        // Above 16 rows of fewer columns alone: a rule of its own, as the other way is not one product of `sm90` but its SwiGLU, or a pass.
         if !few || m > 32 || (m > 16 && 2 * n > 10240) {
             return Ok(None);
         }

@@ -5,7 +5,7 @@ use crate::format::layout::ScaleLayout;
 use crate::gpu::gemm::available::{Facts, HOPPER, available};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{Finish, Formulation};
-use crate::gpu::gemm::measured::{self, Card, Choice, Measured, Problem};
+use crate::gpu::gemm::measured::{self, Card, Choice, Measured, Problem, Rule};
 use crate::gpu::gemm::our_pairs::sm90_pair;
 use crate::gpu::gemm::outline::outline;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
@@ -73,16 +73,15 @@ pub(super) fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formul
         return (order, format!("{words}; sm90 is not, without the kernel for such shapes with e5m2 codes"));
     }
     let library = if wins { alternative } else { Formulation::Native };
-    let ours_fits = outline(desc, Formulation::Sm90, Finish::Fused).is_ok();
     // What costs the library a pass is like SiLU, whatever it is.
-    let like_silu = !stores(desc, Formulation::Native) && ours_fits;
-    let activation = if like_silu { Activation::Silu } else { problem.activation };
-    let ours =
-        measured::choose(tables_of_ours, Problem { activation, ..problem }, mnk, sm_count, facts.measured.is_some());
-    let one_round_of_rows = alternative == Formulation::Rescaled && sm90_rules::is_one_round(mnk, sm_count);
-    if !ours_fits || (!like_silu && !one_round_of_rows && is_fused_by_the_library(desc, library)) {
+    let like_silu = !stores(desc, Formulation::Native);
+    let one_round_of_rows = alternative == Formulation::Rescaled && measured_sm90::ONE_ROUND.wins(mnk, sm_count);
+    let ends_sooner = !like_silu && !one_round_of_rows && is_fused_by_the_library(desc, library);
+    if ends_sooner || outline(desc, Formulation::Sm90, Finish::Fused).is_err() {
         return (order, format!("{words}; sm90 is not, with such an epilogue (rule from an H200)"));
     }
+    let problem = if like_silu { Problem { activation: Activation::Silu, ..problem } } else { problem };
+    let ours = measured::choose(tables_of_ours, problem, mnk, sm_count, facts.measured.is_some());
     match ours.map(|choice| said(choice, facts.measured, Card::H100)) {
         Some((true, at)) => (led_by(Formulation::Sm90, order), format!("faster than cuBLASLt's products, {at}")),
         Some((false, at)) => (order, format!("{words}; sm90 is not, {at}")),

@@ -29,6 +29,10 @@ pub(super) struct TileRule {
     pub(super) tiles: usize,
 }
 
+/// One round of tiles of 64 x 64, two on a multiprocessor, of more rows than few. Of row scales an activation that the library fuses is no reason against ours there: observed with SiLU,
+/// which it does not fuse, and without one, at 26 shapes (H200, 2026-11-25, `formulations.md` of `a337ca2` and `4f99b82`, and `formulations-others.md`).
+pub(super) const ONE_ROUND: TileRule = TileRule { from: 17, tiles: 2 };
+
 impl Shape for Row {
     type Rule = TileRule;
 
@@ -334,8 +338,20 @@ mod tests {
         }
     }
 
+    /// They are one record's, whichever card's rows stand beside them.
+    #[test]
+    fn rules_are_those_of_the_latest_kernels() {
+        let of = |tables: &[Measured<Row>]| tables.iter().map(|t| (t.rule.from, t.rule.tiles)).collect::<Vec<_>>();
+        assert_eq!(of(SM90), of(measured_sm90_h100::SM90));
+        assert_eq!(of(SM90_ROWS), of(measured_sm90_h100::SM90_ROWS));
+    }
+
     #[test]
     fn a_rule_counts_tiles() {
+        let one_round = |mnk, sm_count| ONE_ROUND.wins(mnk, sm_count);
+        assert!(one_round([17, 16896, 16], 132) && one_round([256, 4096, 7168], 132));
+        assert!(!one_round([16, 64, 16], 132) && !one_round([512, 4096, 7168], 132));
+        assert!(!one_round([1 << 40, 1 << 40, 16], 0), "no number is too large");
         let rule = TileRule { from: 17, tiles: 2 };
         let wins = |m, n| rule.wins([m, n, 512], 132);
         assert_eq!([16, 17, 64, 65].map(|m| wins(m, 264 * 64)), [false, true, true, false]);

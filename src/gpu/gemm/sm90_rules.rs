@@ -154,12 +154,6 @@ pub(crate) fn has_the_fastest(mnk: [usize; 3], sm_count: usize, formats: [Fp8For
     order_of_whole(mnk, sm_count).first().is_some_and(|config| config.multiplies(formats))
 }
 
-/// One round of tiles of 64 x 64, two on a multiprocessor, of more rows than few. Of row scales an activation that the library fuses is no reason against ours there: observed with SiLU,
-/// which it does not fuse, and without one, at 26 shapes (H200, 2026-11-25, `formulations.md` of `a337ca2` and `4f99b82`, and `formulations-others.md`).
-pub(crate) fn is_one_round([m, n, _]: [usize; 3], sm_count: usize) -> bool {
-    m > 16 && m.div_ceil(64).saturating_mul(n.div_ceil(64)) <= 2 * sm_count
-}
-
 /// Several rounds of the largest tiles.
 pub(crate) fn has_rounds([m, n, _]: [usize; 3], sm_count: usize) -> bool {
     let tile = Sm90Config::Tile256x128.tile();
@@ -247,9 +241,6 @@ mod tests {
     #[test]
     fn rounds_are_of_the_largest_tiles() {
         assert!(has_rounds([4096, 4096, 16], 132) && !has_rounds([1024, 4096, 16], 132));
-        assert!(is_one_round([17, 16896, 16], 132) && is_one_round([256, 4096, 7168], 132));
-        assert!(!is_one_round([16, 64, 16], 132) && !is_one_round([512, 4096, 7168], 132));
-        assert!(!is_one_round([1 << 40, 1 << 40, 16], 0), "no number is too large");
     }
 
     /// Where two steps are faster than one kernel.

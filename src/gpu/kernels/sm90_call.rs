@@ -398,12 +398,17 @@ impl Sm90Call<'_> {
 
     /// Whether something follows the sums, beside alpha.
     pub(super) fn has_more(&self) -> bool {
-        self.beta != 0.0 || self.bias.is_some() || self.activation != Activation::None || self.residual.is_some()
+        self.beta != 0.0 || self.has_epilogue()
+    }
+
+    /// The same, beside alpha and D's old value.
+    fn has_epilogue(&self) -> bool {
+        self.bias.is_some() || self.activation != Activation::None || self.residual.is_some()
     }
 
     /// Whether kernels that have no other end than to store BF16 serve it. Its bits are the same by any.
     fn has_plain_end(&self) -> bool {
-        self.formats == E4M3_PAIR && self.d_type == DType::Bf16 && self.alpha == 1.0 && !self.has_more()
+        self.has_one_end(DType::Bf16) && self.beta == 0.0
     }
 
     /// Whether those with scales of k-blocks do, which may have one loop over k alone.
@@ -413,9 +418,12 @@ impl Sm90Call<'_> {
 
     /// Whether kernels that store FP32 or add it to D, and have no other end, serve it.
     fn has_fp32_end(&self) -> bool {
-        let adds =
-            self.beta == 1.0 && self.bias.is_none() && self.activation == Activation::None && self.residual.is_none();
-        self.formats == E4M3_PAIR && self.d_type == DType::F32 && self.alpha == 1.0 && (adds || !self.has_more())
+        self.has_one_end(DType::F32) && [0.0, 1.0].contains(&self.beta)
+    }
+
+    /// What kernels with one end alone ask for, whichever it is.
+    fn has_one_end(&self, d_type: DType) -> bool {
+        self.formats == E4M3_PAIR && self.d_type == d_type && self.alpha == 1.0 && !self.has_epilogue()
     }
 }
 
