@@ -6,6 +6,8 @@ usage: scripts/beside_check.py"""
 import importlib.util, os, stat, subprocess, sys, tempfile, time, unittest
 from pathlib import Path
 
+import beside_turns
+
 HERE = Path(__file__).resolve().parent
 specification = importlib.util.spec_from_file_location("beside", HERE / "beside-deepgemm.py")
 beside = importlib.util.module_from_spec(specification)
@@ -44,10 +46,10 @@ class Other:
         self.write(f"theirs problem {m} {n} {k} {sets}")
         if m == 14:
             raise ValueError("14 rows")
-        return 3e-3
+        return "error 3.0e-03"
 
-    def time(self, calls, cadence):
-        self.write(f"theirs time {cadence} {calls}")
+    def time(self, side, calls, timing):
+        self.write(f"theirs time {timing.cadence} {calls}")
         self.turn += 1
         return [10.0, 9.5, 11.0][self.turn % 3]
 
@@ -74,7 +76,9 @@ class Turns(unittest.TestCase):
     def compare(self, problems, configs=None, seconds=60.0):
         said = []
         start = lambda: beside.Bench(self.bench, configs, said.append)
-        failures = beside.compare(problems, start, Other(self.log), Clock(), seconds, 3, time.time(), said.append)
+        other = Other(self.log)
+        measure = lambda problem, bench: beside.measure(problem, bench, other, Clock(), 3, said.append)
+        failures = beside.compare(problems, start, measure, seconds, time.time(), said.append)
         return failures, said, Path(self.log).read_text().splitlines() if os.path.exists(self.log) else []
 
     def test_sides_take_turns_and_each_turn_is_alike(self):
@@ -164,20 +168,20 @@ class Summary(unittest.TestCase):
         self.assertEqual(beside.problems_of([(4096, 7168)], [128, 8192]), [(128, 4096, 7168), (8192, 4096, 7168)])
         for problem in problems:
             for sets in (2, 7, 64):
-                for cadence, (least, *_) in beside.CADENCES.items():
-                    calls = beside.calls_of(*problem, sets, cadence)
+                for timing in beside.TIMINGS.values():
+                    calls = beside.calls_of(beside.shortest(*problem), sets, timing)
                     self.assertEqual(calls % sets, 0)
-                    self.assertTrue(least <= calls <= 1024)
-        self.assertEqual(beside.calls_of(8192, 8192, 8192, 2, "pauses"), 2)
-        self.assertEqual(beside.calls_of(8192, 8192, 8192, 2, "sustained"), 12)
+                    self.assertTrue(timing.least <= calls <= 1024)
+        calls = {cadence: beside.calls_of(beside.shortest(8192, 8192, 8192), 2, timing) for cadence, timing in beside.TIMINGS.items()}
+        self.assertEqual(calls, {"pauses": 2, "sustained": 12})
 
     def test_clocks_are_of_the_side_that_worked(self):
         clock = beside.Clock.__new__(beside.Clock)
         clock.seen = [(0.5, 1980, 100.0), (1.9, 1500, 600.0), (2.5, 1980, 300.0), (3.8, 1470, 610.0), (3.9, 1440, 620.0)]
         self.assertEqual(clock.during([(1.0, 2.0), (3.0, 4.0)]), "SM 1470 MHz (1440-1500), 610 W")
         self.assertEqual(clock.during([(5.0, 6.0)]), "clock unknown")
-        self.assertEqual(beside.parse_clock("1395, 688.21\n"), (1395, 688.21))
-        self.assertIsNone(beside.parse_clock("[N/A], 688.21"))
+        self.assertEqual(beside_turns.parse_clock("1395, 688.21\n"), (1395, 688.21))
+        self.assertIsNone(beside_turns.parse_clock("[N/A], 688.21"))
 
 
 class WrongUse(unittest.TestCase):
