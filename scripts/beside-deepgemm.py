@@ -196,7 +196,7 @@ def main():
     check_sides(parser, args.bench)
     begin = time.time()
     passed = [word for option, value in (("--shapes", args.shapes), ("--rows", args.rows)) if value for word in (option, value)]
-    beside_turns.prewarm(__file__, passed, print)
+    beside_turns.prewarm(__file__, passed, print)()
     print(f"# DeepGEMM's kernels compiled after {time.time() - begin:.0f} s", flush=True)
     clock, lines = Clock(), []
 

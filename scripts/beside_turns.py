@@ -245,14 +245,18 @@ def compare(problems, start_bench, measure, seconds, begin, say):
 
 
 def prewarm(script, words, say):
-    """Runs `script --prewarm PART WORDS...` for all parts at once, which compile what is timed later; says what failed. No more than 16 processes, each with its own part."""
+    """Starts `script --prewarm PART WORDS...` for all parts, which compile what is timed later, each its own part. What is returned waits for them, and says what failed."""
     workers = []
     for part in range(WORKERS):
         errors = tempfile.TemporaryFile("w+")
         command = [sys.executable, script, "--prewarm", str(part), *words]
         workers.append((subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, text=True), errors))
-    for error in {last_line(errors) for worker, errors in workers if worker.wait()}:
-        say(f"# prewarm: {error}")
+
+    def wait():
+        ended = [(worker.wait(), last_line(errors)) for worker, errors in workers]
+        for error in sorted({error for code, error in ended if code}):
+            say(f"# prewarm: {error}")
+    return wait
 
 
 def last_line(errors):
