@@ -227,7 +227,7 @@ def main():
     passed = [word for option, value in (("--pairs", args.pairs), ("--shapes", args.shapes), ("--rows", args.rows)) if value for word in (option, value)]
     wait = beside_turns.prewarm(__file__, passed, say)
     peers, whole = sides_of(pairs, say)
-    wait()
+    wait(begin + args.seconds)
     say(f"# the peers' kernels compiled after {time.time() - begin:.0f} s")
     clock = Clock()
     say(f"# {args.rounds} rounds of turns; clocks: {clock.what}")

@@ -272,6 +272,16 @@ class DecodeAlone(unittest.TestCase):
         self.assertEqual(sum("15 rows are odd" in line for line in said), 3)
         self.assertTrue(any(line.startswith(f"| {NVFP4} | sustained | planned repacked chained | 1 | - ") for line in said), said)
 
+    def test_what_compiles_too_long_is_ended(self):
+        Path(self.folder.name, "torch.py").write_text("import sys, time\nif '--prewarm' in sys.argv: time.sleep(100)\n")
+        command = [sys.executable, HERE / "beside-decode.py", self.bench, "--rows", "1", "--seconds", "2"]
+        begin = time.time()
+        done = subprocess.run(command, env=dict(os.environ, PYTHONPATH=self.folder.name, PYTHONDONTWRITEBYTECODE="1"), capture_output=True, text=True)
+        self.assertLess(time.time() - begin, 60)
+        said = done.stdout.splitlines()
+        self.assertIn("# prewarm: not done in time", said)
+        self.assertTrue(any(line.startswith("# no time for [(1, 4096, 7168, ") for line in said), said)
+
 
 class Summary(unittest.TestCase):
     def summary(self, lines):

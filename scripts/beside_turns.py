@@ -245,24 +245,33 @@ def compare(problems, start_bench, measure, seconds, begin, say):
 
 
 def prewarm(script, words, say):
-    """Starts `script --prewarm PART WORDS...` for all parts, which compile what is timed later, each its own part. What is returned waits for them, and says what failed."""
+    """Starts `script --prewarm PART WORDS...` for all parts, which compile what is timed later, each its own part. What is returned waits for them, until that time at the longest, and says
+    what failed."""
     workers = []
     for part in range(WORKERS):
         errors = tempfile.TemporaryFile("w+")
         command = [sys.executable, script, "--prewarm", str(part), *words]
         workers.append((subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, text=True), errors))
 
-    def wait():
-        ended = [(worker.wait(), last_line(errors)) for worker, errors in workers]
-        for error in sorted({error for code, error in ended if code}):
+    def wait(until=math.inf):
+        said = set()
+        for worker, errors in workers:
+            try:
+                if worker.wait(None if until == math.inf else max(0, until - time.time())):
+                    said.add(last_line(errors))
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+                said.add("not done in time")
+            errors.close()
+        for error in sorted(said):
             say(f"# prewarm: {error}")
     return wait
 
 
 def last_line(errors):
-    with errors:
-        errors.seek(0)
-        return (errors.read().strip() or "nothing").splitlines()[-1][:300]
+    errors.seek(0)
+    return (errors.read().strip() or "nothing").splitlines()[-1][:300]
 
 
 def numbers_of(parser, option, text, form, what):
