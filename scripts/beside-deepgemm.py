@@ -16,7 +16,7 @@ Clock and power are nvidia-smi's during the last two thirds of a side's turns, e
 records from before there were turns as well (until 2026-11-26; there DeepGEMM's times of an (n, k) came first, from a cooler GPU). The exit code is 1 where a side failed,
 2 where nothing could begin."""
 
-import argparse, gc, importlib, math, os, re, statistics, subprocess, sys, threading, time
+import argparse, gc, importlib, math, os, re, signal, statistics, subprocess, sys, threading, time
 
 SHAPES = [(4096, 7168), (24576, 1536), (7168, 2048), (7168, 16384), (2112, 7168), (576, 7168), (32768, 512), (8192, 8192), (10240, 8192), (1536, 2048),
           (2048, 768), (5120, 8192), (10240, 5120), (5120, 25600), (8192, 28672), (51200, 5120), (57344, 8192)]
@@ -478,4 +478,11 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who reads has enough, as `head` has: nothing more is said, not by the end of the interpreter either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
+    sys.exit(status)
