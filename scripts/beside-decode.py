@@ -239,4 +239,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(beside_turns.said(main))

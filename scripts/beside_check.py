@@ -3,7 +3,7 @@
 
 usage: scripts/beside_check.py"""
 
-import importlib.util, os, stat, subprocess, sys, tempfile, time, unittest
+import importlib.util, os, signal, stat, subprocess, sys, tempfile, time, unittest
 from pathlib import Path
 
 import beside_turns
@@ -384,6 +384,15 @@ class WrongUse(unittest.TestCase):
             refused("--rows: '' is not a number of rows", sys.executable, "--rows", "")
             refused("--rounds: 0 is not a number of turns", sys.executable, "--rounds", "0")
             refused(f"no lines of a record in {file}", "--summary", str(file))
+
+    def test_a_reader_that_has_enough_costs_no_traceback(self):
+        # More than a pipe holds is said to one that nobody reads.
+        record = HERE.parent / "benches/record/2026-11-26-nvidia-h200-sm90/beside.md"
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "wb") as nobody:
+            done = subprocess.run([sys.executable, HERE / "beside-deepgemm.py", "--summary", record], stdout=nobody, stderr=subprocess.PIPE, text=True)
+        self.assertEqual((done.returncode, done.stderr), (128 + signal.SIGPIPE, ""))
 
     def test_help_names_what_is_to_be_used(self):
         for script in ("beside-deepgemm.py", "beside-decode.py"):

@@ -1,6 +1,6 @@
 """How sides take turns on a problem, and how each of their turns is timed: ours in a process of its own, the others in this one. For beside-deepgemm.py and beside-decode.py."""
 
-import collections, contextlib, gc, math, os, re, statistics, subprocess, sys, tempfile, threading, time
+import collections, contextlib, gc, math, os, re, signal, statistics, subprocess, sys, tempfile, threading, time
 
 # How a side's turn is timed: calls in a graph at least, timed launches, milliseconds of warm-up.
 Timing = collections.namedtuple("Timing", "cadence least launches warm_up")
@@ -13,6 +13,17 @@ class Failed(Exception):
 
 class Refused(Exception):
     """What our side does not do, in its words; it goes on."""
+
+
+def said(main):
+    """What the program ends with. Who reads its output may have enough, as `head` has: then nothing more is said, not by the end of the interpreter either."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
+    return status
 
 
 class Clock:
