@@ -12,7 +12,7 @@ use crate::format::{
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Capture;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output};
+use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output, check_floats};
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans};
 
 /// Which operands a quantizer writes.
@@ -487,6 +487,7 @@ impl Handle {
         let source = x.data().at(&order)?;
         let amax = amax.at(&order)?;
         Quantizing { amax: Some(amax.slice(0, x.rows() * 4)), ..Quantizing::of(read_of(x, &source)) }.check()?;
+        check_floats("row amax", &amax, x.rows())?;
         self.kernels().zero(stream, &amax, x.rows() * 4)?;
         self.kernels().amax_row_column(stream, &input(x, &source), Some(&amax), None)
     }
