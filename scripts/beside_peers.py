@@ -129,7 +129,9 @@ def kernels_for(layer, m):
     """Those that a Humming layer chooses for m rows, of the many that it would compile for all; None, which leaves the choice to it, where they cannot be told apart."""
     from humming.tune import get_heuristics_config
     try:
-        return json.dumps([[first, last, kernel] for first, last, kernel in get_heuristics_config(layer.humming_config) if first < m <= last])
+        # A last of 0 or below, as its launcher reads it, means any number of rows.
+        kernels = [[first, last, kernel] for first, last, kernel in get_heuristics_config(layer.humming_config) if first < m and (m <= last or last <= 0)]
+        return json.dumps(kernels) if kernels else None
     except (AttributeError, TypeError, ValueError):
         return None
 
