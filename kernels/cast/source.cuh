@@ -215,6 +215,45 @@ template <u32 FORMAT> struct Opened : PackedCodes<FORMAT> {
     __device__ __forceinline__ void forget() {}
 };
 
+// Of groups of more than one column, kept as numbers.
+template <u32 FORMAT> struct OpenedGroups : PackedCodes<FORMAT> {
+    using Of = PackedCodes<FORMAT>;
+    float v[8];
+    __device__ __forceinline__ void open(const CastSource& s, const typename Of::At&, u32, int, u32 col, bool) {
+        this->open_codes();
+        float scale = __uint_as_float(this->bits);
+        if (s.grid.order == UE8M0) {
+            // As in `Coded`.
+            asm volatile("" : "+r"(this->bits));
+            scale = Of::scale_of(s, this->bits, col);
+        }
+        this->decode(scale, v);
+    }
+    __device__ __forceinline__ float value(int i) const { return v[i]; }
+    __device__ __forceinline__ u32 signs(int k) const { return signs4(v, k); }
+    __device__ __forceinline__ void forget() {}
+};
+
+// Bits of an element in memory, 0: of what is computed.
+template <class S> constexpr u32 source_bits = 0;
+template <class T, bool ALIGNED> constexpr u32 source_bits<Plain<T, ALIGNED>> = 8 * sizeof(T);
+template <u32 FORMAT> constexpr u32 source_bits<Coded<FORMAT>> = FORMAT == E2M1 ? 4 : 8;
+
+// Asks for the tile of 128 rows by COLS columns of the block that takes this one's place, to be in L2 then: what fits at once is fewer loads than memory needs in flight all the time.
+#ifndef ASK_BLOCKS
+#define ASK_BLOCKS 0
+#endif
+template <class S, u32 COLS> __device__ __forceinline__ void ask_ahead(const CastSource& s, u32 rows, u32 cols, u32 tiles) {
+    if constexpr (ASK_BLOCKS > 0 && source_bits<S> > 0) {
+        constexpr u32 BYTES = COLS * source_bits<S> / 8, LINES = BYTES < 128 ? 1 : BYTES / 128;
+        const u32 block = blockIdx.x + ASK_BLOCKS * 128 / COLS, down = threadIdx.x / LINES;
+        const u32 row = block / tiles * 128 + down, col = block % tiles * COLS + threadIdx.x % LINES * (1024 / source_bits<S>);
+        if (down >= 128 || row >= rows || col >= cols) return;
+        const u8* at = (const u8*)s.x + ((u64)row * (source_bits<S> >= 16 ? s.stride : s.cols) + col) * source_bits<S> / 8;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    }
+}
+
 // Sixteen neighbours, which share a scale as no group of these has fewer columns: for memory in larger pieces, and E2M1 codes once for all.
 // FLAT: of a matrix that is one row, whose scales are FP32 numbers by rows; its places have no more than two addresses.
 template <u32 FORMAT, bool FLAT = false> struct Sixteen {
