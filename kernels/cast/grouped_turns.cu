@@ -32,26 +32,8 @@ __device__ __forceinline__ float (&factors_of_block())[FEW] {
     return factors;
 }
 
-// What an amax pass leaves in L2 for the cast behind it, in bytes: all before is read as what may go first.
-#ifndef KEPT
-#define KEPT 0
-#endif
-#ifndef CAST_FIRST
-#define CAST_FIRST 0
-#endif
-__device__ __forceinline__ uint4 load_first(const void* p) {
-    uint4 v;
-    asm volatile("{.reg .b64 first; createpolicy.fractional.L2::evict_first.b64 first, 1.0; ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], first;}"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-template <class T> __device__ __forceinline__ Vec8<T> load8_first(const T* p) {
-    Vec8<T> v;
-#pragma unroll
-    for (u32 i = 0; i < sizeof(T) / 2; i++) v.q[i] = load_first((const char*)p + 16 * i);
-    return v;
-}
-
+// Codes, or where the format is NO_CODES maxima, which warps raise in the block's shared memory, without a barrier, and a block those of its members' at its end. A cast behind an amax
+// pass goes back from the end of the buffer, which L2 still holds.
 template <class S, u32 FORMAT>
 __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m, const GroupedFactors& f, u8* codes, float* amax_out) {
     using Pieces = InPieces<S>;
@@ -59,11 +41,10 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     constexpr bool AMAX = FORMAT == NO_CODES;
     __shared__ float scratch[2][32];
     RaiseAmax raise;
-    float (&encode)[FEW] = factors_of_block();  // where there are no codes, maxima by member
+    float (&encode)[FEW] = factors_of_block();  // or maxima
     prefetch_numbers(m, AMAX ? nullptr : f.factor, f.shared);
     begin();
     Few& few = few_of_block();
-    // Behind an amax pass the end of the buffer is what L2 holds: from there on.
     const bool back = !AMAX && f.kind == FACTOR_AMAX;
     const u32 factors = f.shared ? 1 : m.members;
     // Asked for before the plan, which waits for memory, too; what follows from them is computed behind it.
@@ -120,12 +101,6 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     const auto is_whole = [](u32 here, u32 begin, u32 end) { return here >= begin && here + 8 <= end; };
     const auto ask = [&](const Piece& p, typename S::Raw (&raw)[AT_ONCE]) {
         const u32 begin = few.begin[p.member], end = end_of(p);
-        if (KEPT && (AMAX ? (p.at + (u32)(KEPT / sizeof(*source.x)) < m.length) : (CAST_FIRST && back))) {
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++)
-                if (is_whole(place(p, i), begin, end)) raw[i] = load8_first(source.x + place(p, i));
-            return;
-        }
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++)
             if (is_whole(place(p, i), begin, end)) raw[i] = source.load(place(p, i));
@@ -176,7 +151,6 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
             }
         }
         if (AMAX && (!any || in_factors(next.member) != in_factors(now.member))) {
-            // By each warp into the block's shared memory, without a barrier.
             const u32 largest = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax));
             if (lane == 0) atomicMax((u32*)&encode[in_factors(now.member)], largest);
             amax = 0.0f;

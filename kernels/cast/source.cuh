@@ -215,23 +215,22 @@ template <u32 FORMAT> struct Opened : PackedCodes<FORMAT> {
     __device__ __forceinline__ void forget() {}
 };
 
-// Of groups of more than one column, kept as numbers.
-template <u32 FORMAT> struct OpenedGroups : PackedCodes<FORMAT> {
+// The same, of groups that have more than one column nearly always: scales of columns are asked for one after the other, in the registers of one of them.
+template <u32 FORMAT> struct OpenedGroups : Opened<FORMAT> {
     using Of = PackedCodes<FORMAT>;
-    float v[8];
-    __device__ __forceinline__ void open(const CastSource& s, const typename Of::At&, u32, int, u32 col, bool) {
+    __device__ __forceinline__ void open(const CastSource& s, const typename Of::At& at, u32, int row, u32 col, bool) {
         this->open_codes();
-        float scale = __uint_as_float(this->bits);
-        if (s.grid.order == UE8M0) {
-            // As in `Coded`.
-            asm volatile("" : "+r"(this->bits));
-            scale = Of::scale_of(s, this->bits, col);
+        if (s.grid.col_shift != 0) return this->decode(Of::scale_of(s, this->bits, col), this->v);
+        const bool inside = row >= 0 && col < s.cols;
+        this->decode(1.0f, this->v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 own = col + i;
+            asm volatile("" : "+r"(own), "+f"(this->v[i]), "+f"(this->v[i ? i - 1 : 7]));
+            const u32 bits = load_if(inside, (const u32*)(at.scales + (Of::number_of(s, own) - at.first) * s.scale_right));
+            this->v[i] = __fmul_rn(this->v[i], Of::scale_of(s, bits, own));
         }
-        this->decode(scale, v);
     }
-    __device__ __forceinline__ float value(int i) const { return v[i]; }
-    __device__ __forceinline__ u32 signs(int k) const { return signs4(v, k); }
-    __device__ __forceinline__ void forget() {}
 };
 
 // Bits of an element in memory, 0: of what is computed.

@@ -22,13 +22,13 @@ template <class S, class T> struct Pair {
 };
 
 // Eight gradients of each half and the results of the forward pass; gives the sum of gradient times result before the weight.
-template <bool BARE, class S, class T>
+template <class S, class T>
 __device__ __forceinline__ float gradients(const Producer& p, const Pair<S, T>& x, float weight, float (&dl)[8], float (&dr)[8], float (&again)[8]) {
     float l[8], r[8], sigma[8], sum = 0.0f;
     values(x.l, l);
     values(x.r, r);
     u32 beyond = 0;
-    if (!BARE && p.clamped) {
+    if (p.clamped) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if (l[i] > p.clamp) l[i] = p.clamp, beyond |= 1u << i;
@@ -40,13 +40,13 @@ __device__ __forceinline__ float gradients(const Producer& p, const Pair<S, T>& 
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const float g = element(x.g, i), act = __fmul_rn(__fmul_rn(l[i], sigma[i]), r[i]);
-        const float t = __fmul_rn(BARE ? g : __fmul_rn(g, weight), sigma[i]);
+        const float t = __fmul_rn(__fmul_rn(g, weight), sigma[i]);
         sum = __fmaf_rn(g, act, sum);
-        again[i] = BARE ? act : __fmul_rn(act, weight);
+        again[i] = __fmul_rn(act, weight);
         dl[i] = __fmul_rn(__fmul_rn(t, r[i]), __fmaf_rn(l[i], __fsub_rn(1.0f, sigma[i]), 1.0f));
         dr[i] = __fmul_rn(t, l[i]);
     }
-    if (!BARE && beyond) {
+    if (beyond) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if (beyond >> i & 1) dl[i] = 0.0f;
@@ -72,97 +72,71 @@ struct CastTarget {
     __device__ __forceinline__ void pad(u64, u32) const {}
 };
 
-// A block takes four rows, a row WIDTH lanes, 8 or 16, of as many warps as there are of 128 columns of both halves at once, in turns. Lanes as in cast_rows.cuh. `source` is x,
-// both halves; its producer has clamp, weights and experts, of which with BARE there are none. Groups of 32 or 128 columns. TARGET: `CastTarget` or its like.
-template <class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, int WIDTH, bool BARE, class TARGET>
+// A block takes four rows, a warp two of them and every fourth 128 columns of both halves, a lane eight of these: with eight lanes a row, which have twice as much each, half as many
+// blocks fit. `source` is x, both halves; its producer has clamp, weights and experts. Groups of 32 or 128 columns. TARGET: `CastTarget` or its like.
+template <class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
 __device__ __forceinline__ void swiglu_backward(const CastSource& source, const Backward& b, u32 rows, const TARGET& to) {
-    constexpr u32 HALVES = 16 / WIDTH, BANDS = WIDTH / 8, ABREAST = 8 / BANDS;  // vectors of a lane in each half, bands of rows, warps of a band
+    constexpr u32 WIDTH = 16, ABREAST = 4;  // lanes of a row, and warps that share two rows
     __shared__ float sums[8][4];
     const u32 half = source.cols / 2, chunks = (half + 127) / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 row_of_block = warp / ABREAST * (4 / BANDS) + lane / WIDTH;
+    const u32 row_of_block = warp / ABREAST * 2 + lane / WIDTH;
     const u64 row = (u64)blockIdx.x * 4 + row_of_block;
     begin();
-    const int from = BARE ? (row < rows ? (int)row : -1) : source_row<Expert>(source, row, rows);
-    const float weight = !BARE && from >= 0 && source.producer.weights ? __ldg(source.producer.weights + from) : 1.0f;
+    const int from = source_row<Expert>(source, row, rows);
+    const float weight = from >= 0 && source.producer.weights ? __ldg(source.producer.weights + from) : 1.0f;
     const u32 lane_col = lane % WIDTH * 8;
     const typename S::At left = S::at(source, from, lane_col), right = S::at(source, from, half + lane_col);
     const T* const g = (const T*)b.gradient + (u32)from * b.gradient_stride + lane_col;
-    const auto offset = [](u32 chunk, u32 h) { return chunk * 128 + 64 * h; };
-    // Sum c modulo 8 of the row, of which a warp has each that its chunks meet.
-    float sum[BANDS];
-#pragma unroll
-    for (u32 i = 0; i < BANDS; i++) sum[i] = 0.0f;
+    // Sums c modulo 8 of the row are those of warp c modulo 4: of its first chunk and every other, and of those between.
+    float sum[2] = {0.0f, 0.0f};
     for (u32 chunk = warp % ABREAST; chunk < chunks; chunk += ABREAST) {
-        Pair<S, T> x[HALVES];
-#pragma unroll
-        for (u32 h = 0; h < HALVES; h++) {
-            const u32 at = offset(chunk, h);
-            const bool inside = from >= 0 && lane_col + at < half;
-            x[h].l.load(source, left, at, inside);
-            x[h].r.load(source, right, at, inside);
-            x[h].g = inside ? load<ALIGNED>(g + at) : zero8<T>();
-        }
-#ifdef ASK_NEXT
-        // The lines of the warp's next columns, to be in L2 when they are loaded.
+        const u32 at = chunk * 128, col = lane_col + at;
+        Pair<S, T> x;
         {
-            constexpr u32 IN_X = sizeof(S) > 32 ? 1 : sizeof(T), IN_G = sizeof(T);  // lines of 128 columns
-            const u32 i = lane % WIDTH, col = (chunk + ABREAST) * 128;
-            const char* p = nullptr;
-            if constexpr (sizeof(S) > 32) {
-                if (i < 2) p = (const char*)(i ? right.codes : left.codes) - lane_col + col;
-            } else {
-                if (i < 2 * IN_X) p = (const char*)((i < IN_X ? left : right) - lane_col + col) + i % IN_X * 128;
-            }
-            if (i >= 2 * IN_X && i < 2 * IN_X + IN_G) p = (const char*)(g - lane_col + col) + (i - 2 * IN_X) * 128;
-            if (p && from >= 0 && col < half) asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+            const bool inside = from >= 0 && col < half;
+            x.l.load(source, left, at, inside);
+            x.r.load(source, right, at, inside);
+            x.g = inside ? load<ALIGNED>(g + at) : zero8<T>();
         }
-#endif
-        float d[2 * HALVES][8], of_chunk[HALVES];
-#pragma unroll
-        for (u32 h = 0; h < HALVES; h++) {
-            const u32 at = offset(chunk, h), col = lane_col + at;
-            const int row_of = col < half ? from : -1;
-            x[h].l.open(source, left, at, row_of, col, true);
-            x[h].r.open(source, right, at, row_of, half + col, true);
-            float again[8];
-            of_chunk[h] = gradients<BARE>(source.producer, x[h], weight, d[h], d[h + HALVES], again);
-            if (row >= rows || col >= half) continue;
-            if (b.again) store8(b.again + row * b.again_stride + col, again);
-            if (b.wide) {
-                store8(b.wide + row * b.wide_stride + col, d[h]);
-                store8(b.wide + row * b.wide_stride + half + col, d[h + HALVES]);
-            }
+        const int row_of = col < half ? from : -1;
+        x.l.open(source, left, at, row_of, col, true);
+        x.r.open(source, right, at, row_of, half + col, true);
+        float d[2][8], again[8];
+        const float tree = lanes_sum<WIDTH>(gradients(source.producer, x, weight, d[0], d[1], again));
+        const bool exists = row < rows && col < half;
+        if (exists && b.again) store8(b.again + row * b.again_stride + col, again);
+        if (exists && b.wide) {
+            store8(b.wide + row * b.wide_stride + col, d[0]);
+            store8(b.wide + row * b.wide_stride + half + col, d[1]);
         }
-        const float tree = lanes_sum<WIDTH>(HALVES == 1 ? of_chunk[0] : __fadd_rn(of_chunk[0], of_chunk[HALVES - 1]));
 #pragma unroll
-        for (u32 i = 0; i < BANDS; i++)
-            if (BANDS == 1 || chunk / ABREAST % BANDS == i) sum[i] = __fadd_rn(sum[i], tree);
+        for (u32 i = 0; i < 2; i++)
+            if (chunk / ABREAST % 2 == i) sum[i] = __fadd_rn(sum[i], tree);
         if (!to.wanted()) continue;
-        // The first HALVES vectors are of the left half, the others of the right one.
-        const auto place = [&](u32 v) { return lane_col + offset(chunk, v % HALVES) + v / HALVES * half; };
-        float m[2 * HALVES], encode[2 * HALVES];
-        bool clean[2 * HALVES];
+        const auto place = [&](u32 v) { return col + v * half; };
+        float m[2], encode[2];
+        bool clean[2];
 #pragma unroll
-        for (u32 v = 0; v < 2 * HALVES; v++) {
+        for (u32 v = 0; v < 2; v++) {
             clean[v] = true;
             m[v] = amax_of<FORMAT>(Numbers{d[v]}, 0.0f, clean[v]);
         }
         // Halves are whole groups, so that one begins within a half wherever it ends there.
-        const auto inside = [&](u32 v) { return row < to.lines(rows) && (lane_col + offset(chunk, v % HALVES)) >> SHIFT << SHIFT < half; };
-        Groups<Maximum<Numbers, FORMAT>, 2 * HALVES, 8, WIDTH, SHIFT>::template factors<FORMAT>(m, to.rule, encode, [&](u32 v, const GroupScale& s) {
-            if (inside(v)) to.keep(row, place(v) >> SHIFT, s.scale);
+        const bool inside = row < to.lines(rows) && col >> SHIFT << SHIFT < half;
+        Groups<Maximum<Numbers, FORMAT>, 2, 8, WIDTH, SHIFT>::template factors<FORMAT>(m, to.rule, encode, [&](u32 v, const GroupScale& s) {
+            if (inside) to.keep(row, place(v) >> SHIFT, s.scale);
         });
+        if (!exists) continue;
 #pragma unroll
-        for (u32 v = 0; v < 2 * HALVES; v++) {
-            if (row >= rows || lane_col + offset(chunk, v % HALVES) >= half) continue;
+        for (u32 v = 0; v < 2; v++)
             store_codes<FORMAT>(to.codes(), row * source.cols + place(v), Numbers{d[v]}, encode[v], clean[v] && is_factor(encode[v]));
-        }
     }
     if (warp % ABREAST == 0 && to.wanted() && row < to.lines(rows)) to.pad(row, lane % WIDTH);
     if (!b.weights) return;
-#pragma unroll
-    for (u32 i = 0; i < BANDS; i++)
-        if (lane % WIDTH == 0) sums[warp % ABREAST + ABREAST * i][row_of_block] = sum[i];
+    if (lane % WIDTH == 0) {
+        sums[warp % ABREAST][row_of_block] = sum[0];
+        sums[warp % ABREAST + ABREAST][row_of_block] = sum[1];
+    }
     __syncthreads();
     if (threadIdx.x < 4 && (u64)blockIdx.x * 4 + threadIdx.x < rows)
         b.weights[(u64)blockIdx.x * 4 + threadIdx.x] = sum_of_eight(&sums[0][threadIdx.x], 4);
@@ -170,11 +144,10 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
 
 // Blocks of a multiprocessor that fit without spilling.
 #if __CUDA_ARCH__ == 900
-constexpr u32 CODED_BLOCKS = 2;
+template <class S, class T, bool MX = false> constexpr u32 backward_blocks = sizeof(T) == 4 || (MX && sizeof(S) > 32) ? 3 : 4;
 #else
-constexpr u32 CODED_BLOCKS = 1;
+template <class S, class T, bool MX = false> constexpr u32 backward_blocks = 2;
 #endif
-template <class S> constexpr u32 backward_blocks = sizeof(S) > 32 ? CODED_BLOCKS : 2;
 
 #define BACKWARD_OF_PLAIN(name, T, ALIGNED, KERNEL, ...) KERNEL(plain_##name, T, ALIGNED, (Plain<T, ALIGNED>))
-#define BACKWARD_OF_CODES(name, T, ALIGNED, KERNEL, ...) KERNEL(e4m3_##name, T, ALIGNED, (Opened<E4M3>))
+#define BACKWARD_OF_CODES(name, T, ALIGNED, KERNEL, ...) KERNEL(e4m3_##name, T, ALIGNED, (OpenedGroups<E4M3>))
