@@ -19,9 +19,8 @@ __device__ __forceinline__ void write_channels(const S (&data)[4], const float (
 
 // A block holds 128 x 128 elements, a thread four rows of sixteen: a warp sixteen rows. Four lanes with 32 rows, in blocks of 64 columns, are slower (19.2 us for 18.9
 // from E4M3 to E4M3 128x1 at 4096 x 7168; observed: H200, 2026-11).
-// SHIFT: log2 of a group's rows, 5 or 7, where both scales and codes are written; 0: any of them, and any part.
-template <u32 OF, u32 FORMAT, u32 SHIFT = 0>
-__device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
+template <u32 OF, u32 FORMAT>
+__device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out, u32 ahead) {
     using S = Sixteen<OF, true>;
     constexpr u32 COLS = 128, WARPS = 8, HEIGHT = 16;  // HEIGHT: rows of a warp
     // Patterns of maxima by warp and column, then factors by group and column; what sixteen columns have is apart, so that no bank is met twice.
@@ -30,7 +29,7 @@ __device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 
     const u32 tiles = (cols + COLS - 1) / COLS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 tile_row = blockIdx.x / tiles * 128, tile_col = blockIdx.x % tiles * COLS;
     const u32 row = tile_row + HEIGHT * warp + lane / 8 * 4, col = tile_col + lane % 8 * 16;
-    const u32 row_shift = SHIFT ? SHIFT : out.grid.row_shift, part = SHIFT ? BOTH : out.part;
+    const u32 row_shift = out.grid.row_shift;
     begin();
     S data[4];
     const u32 there = row < rows && col < cols ? rows - row : 0;
@@ -42,10 +41,14 @@ __device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 
         codes = once(codes + S::Of::bytes(cols));
         scales = once(scales + source.scale_down);
     }
-    ask_ahead<Coded<OF>, COLS>(source, rows, cols, tiles);
+    if constexpr (OF == E4M3 && FORMAT == E4M3) {
+        // A row of the tile that comes so many blocks later, to be in L2 then: 0.98 to 0.99 of the time. From twice as many blocks on, and to E2M1, it takes longer (observed: H100, 2026-11).
+        const u32 next = blockIdx.x + ahead, next_row = next / tiles * 128 + threadIdx.x, next_col = next % tiles * COLS;
+        if (threadIdx.x < 128 && next_row < rows && next_col < cols) asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)source.x + (u64)next_row * cols + next_col));
+    }
 
     bool clean = false;
-    if (part != CODES) {
+    if (out.part != CODES) {
         // Patterns of numbers that are not negative order like them; NaN's is above all.
         u32 m[16];
 #pragma unroll
@@ -63,7 +66,7 @@ __device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 
 #pragma unroll
         for (int c = 1; c < 16; c++) largest = max(largest, m[c]);
         clean = largest <= 0x7F800000u;
-        if (__builtin_expect(!clean, false)) {
+        if (!clean) {
 #pragma unroll
             for (int r = 0; r < 4; r++) data[r].forget();
 #pragma unroll
@@ -79,7 +82,7 @@ __device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 
         *(uint4*)&maxima[warp][lane % 8 * 16 + lane / 8 * 4] = {m[0], m[1], m[2], m[3]};
         __syncthreads();
         // Each column's scale is made once for the block.
-        const auto make = [&](u32 i) {
+        for (u32 i = threadIdx.x; i < COLS << 7 >> row_shift; i += 32 * WARPS) {
             const u32 group = i / COLS, column = i % COLS;
             const u32* of_warps = &maxima[(group << row_shift) / HEIGHT][column];
             u32 of_column = max(of_warps[0], of_warps[COLS]);
@@ -92,18 +95,13 @@ __device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 
             if (tile_row + (group << row_shift) < rows && tile_col + column < cols)
                 store_scale(out.grid, out.scales, (tile_row >> row_shift) + group, tile_col + column, s.scale);
             clean = clean && is_factor(s.encode);
-        };
-        if (SHIFT == 7) {
-            if (threadIdx.x < COLS) make(threadIdx.x);
-        } else {
-            for (u32 i = threadIdx.x; i < COLS << 7 >> row_shift; i += 32 * WARPS) make(i);
         }
-        if (part == SCALES) return;
+        if (out.part == SCALES) return;
         if constexpr (FORMAT == E2M1) clean = __syncthreads_and(clean);
         else __syncthreads();
     }
     float encode[16];
-    if (part == CODES) {
+    if (out.part == CODES) {
 #pragma unroll
         for (int c = 0; c < 16; c++) encode[c] = row < rows && col < cols ? __frcp_rn(load_scale(out.grid, out.scales, row >> row_shift, col + c)) : 0.0f;
     } else {
@@ -128,13 +126,9 @@ constexpr u32 CHANNEL_BLOCKS = 2;
 #endif
 #define CAST_CHANNEL_WIDE(name, OF)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256, CHANNEL_BLOCKS) cast_channel_wide_##name(                           \
-        CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
+        CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out,                                                \
+        u32 ahead)  /* blocks to the one whose tile is asked for */                                                       \
     {                                                                                                                     \
-        if (rule.format == E4M3) cast_channel_wide<OF, E4M3>(source, rows, cols, rule, out);                              \
-        else cast_channel_wide<OF, E2M1>(source, rows, cols, rule, out);                                                  \
+        if (rule.format == E4M3) cast_channel_wide<OF, E4M3>(source, rows, cols, rule, out, ahead);                       \
+        else cast_channel_wide<OF, E2M1>(source, rows, cols, rule, out, ahead);                                           \
     }
-// To E4M3 with scales, most of what is asked for: short enough for what a multiprocessor keeps of instructions.
-#define CAST_CHANNEL_WIDE_OF(name, OF, FORMAT, SHIFT, BLOCKS)                                                              \
-    extern "C" __global__ void __launch_bounds__(256, BLOCKS) cast_channel_wide_##name(                                   \
-        const __grid_constant__ CastSource source, u32 rows, u32 cols, const __grid_constant__ CastRule rule, const __grid_constant__ CastOut out) \
-    { cast_channel_wide<OF, FORMAT, SHIFT>(source, rows, cols, rule, out); }

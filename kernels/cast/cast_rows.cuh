@@ -121,12 +121,6 @@ template <class S, class SHAPE> struct Held {
             const int r = v / SHAPE::ALONG;
             data[v].load(source, at[r], shape.right(v), from[r] >= 0 && column(v) < cols);
         }
-#ifdef ASK_ROWS
-        if constexpr (S::EXPERTS && SHAPE::ROWS == 1) {
-            const u32 line = blockIdx.y * blockDim.x + threadIdx.x;
-            if (shape.row + ASK_ROWS < rows && line * 32 < cols) asm volatile("prefetch.global.L2 [%0];" ::"l"((const u16*)source.x + (u64)(shape.row + ASK_ROWS) * source.stride + line * 64));
-        }
-#endif
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
             const int r = v / SHAPE::ALONG;

@@ -104,13 +104,6 @@ template <int SHIFT> __device__ __forceinline__ void cast_steps(const CastSource
         load_words(first < n, (const uint4*)((const u8*)source.x + first), words[p]);
         s[p] = __uint_as_float(load_if(first < n, (const u32*)source.scales + (first >> source.grid.col_shift)));
     }
-#ifdef ASK_STEPS
-    {
-        constexpr u32 BLOCK = PIECES * STEPS_THREADS * 32;
-        const u32 at = (blockIdx.x + ASK_STEPS) * BLOCK + threadIdx.x * 128;
-        if (threadIdx.x < BLOCK / 128 && at < n) asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)source.x + at));
-    }
-#endif
     const Magnitudes data[PIECES] = {Magnitudes(words[0]), Magnitudes(words[1])};
     // Where a group has one scale its largest number is that of the largest code.
     u32 m[PIECES] = {data[0].largest(), data[1].largest()};

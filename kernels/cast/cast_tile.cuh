@@ -51,7 +51,6 @@ template <class S, u32 HALVES = 2> struct Patch {
                 if (S::EXPERTS) place(r);
                 data[r].load(source, at[r], 0, wanted[r]);
             }
-            if (b == 0 && !S::EXPERTS && !source.index) ask_ahead<S, COLS>(source, rows, cols, tiles);
 #pragma unroll
             for (int r = b; r < b + S::BATCH; r++) data[r].open(source, at[r], 0, from[r], col, true);
         }

@@ -1,4 +1,4 @@
-// Casts by rows of few members, in pieces that blocks take in turns. See grouped.cuh.
+// Casts by rows and amax of few members, in pieces that blocks take in turns. See grouped.cuh.
 //
 // All blocks together sweep over the buffer, as those of the cast of a matrix do: with a stretch of neighbours for each block 256 members took 1.12
 // of one matrix's time, in turns 1.055; by pieces of 512 bytes that warps take, 1.32 (observed: H200, 2026-11). A block meets another member with nearly each
@@ -32,8 +32,8 @@ __device__ __forceinline__ float (&factors_of_block())[FEW] {
     return factors;
 }
 
-// Codes, or where the format is NO_CODES maxima, which warps raise in the block's shared memory, without a barrier, and a block those of its members' at its end. A cast behind an amax
-// pass goes back from the end of the buffer, which L2 still holds.
+// Codes, or where the format is NO_CODES maxima: warps raise them in the block's shared memory, without a barrier, and the block those of members at its end. A cast behind an amax
+// pass goes back from the end of the buffer, which L2 still holds: both together take 1.01 of one matrix's time, 1.07 by stretches of neighbours and forwards (observed: H100, 2026-11).
 template <class S, u32 FORMAT>
 __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m, const GroupedFactors& f, u8* codes, float* amax_out) {
     using Pieces = InPieces<S>;
@@ -72,7 +72,8 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     __syncthreads();
 
     const u32 lane = threadIdx.x % 32, total = few.before[m.members];
-    // The piece's member is the last that begins at it or before: the next one begins behind it, so that it is not empty. From `member` on, or where the way is back, up to it.
+    // The piece's member is the last that begins at it or before: the next one begins behind it, so that it is not empty. It is looked for from `member` on, on the way back
+    // from there down.
     const auto piece = [&](u32 member, u32 number) -> Piece {
         const u32 unit = back ? total - 1 - number : number;
         if (back) {
@@ -101,6 +102,13 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     const auto is_whole = [](u32 here, u32 begin, u32 end) { return here >= begin && here + 8 <= end; };
     const auto ask = [&](const Piece& p, typename S::Raw (&raw)[AT_ONCE]) {
         const u32 begin = few.begin[p.member], end = end_of(p);
+        // Of an amax pass all but the end of the buffer makes room first.
+        if (AMAX && (m.length - p.at) * sizeof(*source.x) > KEPT_BYTES) {
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                if (is_whole(place(p, i), begin, end)) raw[i] = load_passing<true>(source.x + place(p, i));
+            return;
+        }
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++)
             if (is_whole(place(p, i), begin, end)) raw[i] = source.load(place(p, i));
@@ -150,13 +158,13 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
                 }
             }
         }
-        if (AMAX && (!any || in_factors(next.member) != in_factors(now.member))) {
-            const u32 largest = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax));
-            if (lane == 0) atomicMax((u32*)&encode[in_factors(now.member)], largest);
-            amax = 0.0f;
-        }
-        if (!AMAX && amax_out && (!any || in_factors(next.member) != in_factors(now.member))) {
-            raise.raise(amax_out + in_factors(now.member), amax, scratch);
+        if ((AMAX || amax_out) && (!any || in_factors(next.member) != in_factors(now.member))) {
+            if constexpr (AMAX) {
+                const u32 largest = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax));
+                if (lane == 0) atomicMax((u32*)&encode[in_factors(now.member)], largest);
+            } else {
+                raise.raise(amax_out + in_factors(now.member), amax, scratch);
+            }
             amax = 0.0f;
         }
         now = next;

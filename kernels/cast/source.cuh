@@ -215,44 +215,6 @@ template <u32 FORMAT> struct Opened : PackedCodes<FORMAT> {
     __device__ __forceinline__ void forget() {}
 };
 
-// The same, of groups that have more than one column nearly always: scales of columns are asked for one after the other, in the registers of one of them.
-template <u32 FORMAT> struct OpenedGroups : Opened<FORMAT> {
-    using Of = PackedCodes<FORMAT>;
-    __device__ __forceinline__ void open(const CastSource& s, const typename Of::At& at, u32, int row, u32 col, bool) {
-        this->open_codes();
-        if (s.grid.col_shift != 0) return this->decode(Of::scale_of(s, this->bits, col), this->v);
-        const bool inside = row >= 0 && col < s.cols;
-        this->decode(1.0f, this->v);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            u32 own = col + i;
-            asm volatile("" : "+r"(own), "+f"(this->v[i]), "+f"(this->v[i ? i - 1 : 7]));
-            const u32 bits = load_if(inside, (const u32*)(at.scales + (Of::number_of(s, own) - at.first) * s.scale_right));
-            this->v[i] = __fmul_rn(this->v[i], Of::scale_of(s, bits, own));
-        }
-    }
-};
-
-// Bits of an element in memory, 0: of what is computed.
-template <class S> constexpr u32 source_bits = 0;
-template <class T, bool ALIGNED> constexpr u32 source_bits<Plain<T, ALIGNED>> = 8 * sizeof(T);
-template <u32 FORMAT> constexpr u32 source_bits<Coded<FORMAT>> = FORMAT == E2M1 ? 4 : 8;
-
-// Asks for the tile of 128 rows by COLS columns of the block that takes this one's place, to be in L2 then: what fits at once is fewer loads than memory needs in flight all the time.
-#ifndef ASK_BLOCKS
-#define ASK_BLOCKS 0
-#endif
-template <class S, u32 COLS> __device__ __forceinline__ void ask_ahead(const CastSource& s, u32 rows, u32 cols, u32 tiles) {
-    if constexpr (ASK_BLOCKS > 0 && source_bits<S> > 0) {
-        constexpr u32 BYTES = COLS * source_bits<S> / 8, LINES = BYTES < 128 ? 1 : BYTES / 128;
-        const u32 block = blockIdx.x + ASK_BLOCKS * 128 / COLS, down = threadIdx.x / LINES;
-        const u32 row = block / tiles * 128 + down, col = block % tiles * COLS + threadIdx.x % LINES * (1024 / source_bits<S>);
-        if (down >= 128 || row >= rows || col >= cols) return;
-        const u8* at = (const u8*)s.x + ((u64)row * (source_bits<S> >= 16 ? s.stride : s.cols) + col) * source_bits<S> / 8;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-    }
-}
-
 // Sixteen neighbours, which share a scale as no group of these has fewer columns: for memory in larger pieces, and E2M1 codes once for all.
 // FLAT: of a matrix that is one row, whose scales are FP32 numbers by rows; its places have no more than two addresses.
 template <u32 FORMAT, bool FLAT = false> struct Sixteen {

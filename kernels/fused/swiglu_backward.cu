@@ -2,7 +2,7 @@
 #include "fused/swiglu_backward.cuh"
 
 #define SWIGLU_BACKWARD(name, T, ALIGNED, SOURCE)                                                                         \
-    extern "C" __global__ void __launch_bounds__(256, (backward_blocks<Unwrap<void SOURCE>::Type, T>)) swiglu_backward_##name( \
+    extern "C" __global__ void __launch_bounds__(256, (backward_blocks<Unwrap<void SOURCE>::Type>)) swiglu_backward_##name( \
         CastSource source, Backward b, u32 rows, CastRule rule, CastOut out)                                              \
     {                                                                                                                     \
         using S = Unwrap<void SOURCE>::Type;                                                                              \
