@@ -119,6 +119,7 @@ fn check_lossless(
     let mut inexact = handle.upload(&[0u32]).unwrap();
     handle.fp4_to_fp8_into(&matrix, &mut got, Some(&mut inexact.view_mut())).unwrap();
     let count = handle.read::<u32>(&inexact.view()).unwrap()[0] as usize;
+    assert_same_uncounted(handle, &matrix, &got);
     match reference::fp4_to_fp8(&q) {
         Ok(want) => {
             assert_cast(handle, &got, &want, &format!("{rows} x {cols} {from}"));
@@ -136,6 +137,47 @@ fn check_lossless(
             });
             assert_eq!(count, lost.count(), "{rows} x {cols} {from}");
         }
+    }
+}
+
+/// Without a count there may be another kernel: its bytes are the same, also where something is lost.
+fn assert_same_uncounted(handle: &Handle, matrix: &CastMatrix, counted: &CastMatrix) {
+    let (rows, cols) = (matrix.rows(), matrix.cols());
+    let mut got = poisoned_cast(handle, counted.scheme(), rows, cols);
+    handle.fp4_to_fp8_into(matrix, &mut got, None).unwrap();
+    let bytes = |q: &CastMatrix| [q.codes(), q.scales()].map(|bytes| handle.read_bytes(&bytes).unwrap());
+    for (what, (got, want)) in ["code", "scale"].into_iter().zip(bytes(&got).into_iter().zip(bytes(counted))) {
+        let first = (0..want.len()).find(|i| got[*i] != want[*i]);
+        assert_eq!(first, None, "{rows} x {cols} {}: {what} bytes without a count", matrix.scheme());
+    }
+}
+
+/// Every byte of a scale, NaN among them, in groups that the matrix cuts.
+#[test]
+fn fp4_to_fp8_of_every_scale_byte() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(917);
+    let wanted = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::Ue8m0);
+    let many = 4 * handle.device().sm_count as usize;
+    for (rows, cols) in [(many, 16), (many + 5, 272), (many + 1, 1136), (many + 7, 2016)] {
+        let from = scheme(CodeFormat::E2M1, CastGroup::Group1x32).with_scales(CastScales::Ue8m0);
+        let [r, c] = from.group().grid(rows, cols);
+        let scales = (0..r * c).map(|_| match rng.bits() % 4 {
+            0 => f32::NAN,
+            1 => f32::from_bits(0x40_0000 << (rng.bits() % 2)),
+            _ => f64::from((rng.bits() % 255) as i32 - 127).exp2() as f32,
+        });
+        let scales: Vec<f32> = scales.collect();
+        let codes = (0..from.code_bytes(rows, cols)).map(|_| rng.bits() as u8).collect();
+        let q = HostCastMatrix::from_logical(from, rows, cols, codes, scales).unwrap();
+        let matrix = CastMatrix::from_host(&handle, &q).unwrap();
+        let mut got = poisoned_cast(&handle, wanted, rows, cols);
+        let mut inexact = handle.upload(&[0u32]).unwrap();
+        handle.fp4_to_fp8_into(&matrix, &mut got, Some(&mut inexact.view_mut())).unwrap();
+        let nan = (0..rows).flat_map(|i| (0..cols).step_by(128).map(move |j| (i, j)));
+        let nan = nan.filter(|(i, j)| (*j..(j + 128).min(cols)).step_by(32).any(|j| q.scale_at(*i, j).is_nan()));
+        assert!(handle.read::<u32>(&inexact.view()).unwrap()[0] as usize >= nan.count(), "{rows} x {cols}");
+        assert_same_uncounted(&handle, &matrix, &got);
     }
 }
 

@@ -1,4 +1,4 @@
-// Casts by rows of few members, in pieces that blocks take in turns. See grouped.cuh.
+// Casts by rows and amax of few members, in pieces that blocks take in turns. See grouped.cuh.
 //
 // All blocks together sweep over the buffer, as those of the cast of a matrix do: with a stretch of neighbours for each block 256 members took 1.12
 // of one matrix's time, in turns 1.055; by pieces of 512 bytes that warps take, 1.32 (observed: H200, 2026-11). A block meets another member with nearly each
@@ -32,22 +32,26 @@ __device__ __forceinline__ float (&factors_of_block())[FEW] {
     return factors;
 }
 
+// Codes, or where the format is NO_CODES maxima: warps raise them in the block's shared memory, without a barrier, and the block those of members at its end. A cast behind an amax
+// pass goes back from the end of the buffer, which L2 still holds: both together take 1.01 of one matrix's time, 1.07 by stretches of neighbours and forwards (observed: H100, 2026-11).
 template <class S, u32 FORMAT>
 __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m, const GroupedFactors& f, u8* codes, float* amax_out) {
     using Pieces = InPieces<S>;
     constexpr u32 STEP = Pieces::STEP, AT_ONCE = S::AT_ONCE;
+    constexpr bool AMAX = FORMAT == NO_CODES;
     __shared__ float scratch[2][32];
     RaiseAmax raise;
-    float (&encode)[FEW] = factors_of_block();
-    prefetch_numbers(m, f.factor, f.shared);
+    float (&encode)[FEW] = factors_of_block();  // or maxima
+    prefetch_numbers(m, AMAX ? nullptr : f.factor, f.shared);
     begin();
     Few& few = few_of_block();
-    // Asked for before the plan, which waits for memory, too; what follows from them is computed behind it.
+    const bool back = !AMAX && f.kind == FACTOR_AMAX;
     const u32 factors = f.shared ? 1 : m.members;
+    // Asked for before the plan, which waits for memory, too; what follows from them is computed behind it.
     float own[FEW / 256];
 #pragma unroll
-    for (u32 i = 0; i < FEW / 256; i++) own[i] = threadIdx.x + i * 256 < factors ? f.factor[threadIdx.x + i * 256] : 0.0f;
-    prefetch_first<Pieces>(source.x, m.length);
+    for (u32 i = 0; i < FEW / 256; i++) own[i] = !AMAX && threadIdx.x + i * 256 < factors ? f.factor[threadIdx.x + i * 256] : 0.0f;
+    if (!back) prefetch_first<Pieces>(source.x, m.length);
     plan_few<Pieces>(m, few);
     // Scales are those of members without elements, too. The last block has no more pieces than others.
     const bool writes = blockIdx.x == gridDim.x - 1;
@@ -55,6 +59,10 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     for (u32 i = 0; i < FEW / 256; i++) {
         const u32 t = threadIdx.x + i * 256;
         if (t >= factors) break;
+        if constexpr (AMAX) {
+            encode[t] = 0.0f;
+            continue;
+        }
         const GroupScale s = scale_of(f, own[i]);
         encode[t] = s.encode;
         if (!writes) continue;
@@ -64,14 +72,27 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     __syncthreads();
 
     const u32 lane = threadIdx.x % 32, total = few.before[m.members];
-    // The piece's member is the last from `member` on that begins at it or before: the next one begins behind it, so that it is not empty.
-    const auto piece = [&](u32 member, u32 unit) -> Piece {
-        u32 behind;
-        do {
-            const u32 t = member + 1 + lane;
-            behind = __popc(__ballot_sync(0xFFFFFFFFu, t < m.members && few.before[t] <= unit));
-            member += behind;
-        } while (behind == 32);
+    // The piece's member is the last that begins at it or before: the next one begins behind it, so that it is not empty. It is looked for from `member` on, on the way back
+    // from there down.
+    const auto piece = [&](u32 member, u32 number) -> Piece {
+        const u32 unit = back ? total - 1 - number : number;
+        if (back) {
+            for (;;) {
+                const u32 found = __ballot_sync(0xFFFFFFFFu, lane <= member && few.before[member - lane] <= unit);
+                if (found) {
+                    member -= __ffs(found) - 1;
+                    break;
+                }
+                member -= 32;
+            }
+        } else {
+            u32 behind;
+            do {
+                const u32 t = member + 1 + lane;
+                behind = __popc(__ballot_sync(0xFFFFFFFFu, t < m.members && few.before[t] <= unit));
+                member += behind;
+            } while (behind == 32);
+        }
         return {member, few.begin[member] / 8 * 8 + (unit - few.before[member]) * Pieces::ELEMENTS};
     };
     // Where the piece's member ends.
@@ -81,6 +102,13 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     const auto is_whole = [](u32 here, u32 begin, u32 end) { return here >= begin && here + 8 <= end; };
     const auto ask = [&](const Piece& p, typename S::Raw (&raw)[AT_ONCE]) {
         const u32 begin = few.begin[p.member], end = end_of(p);
+        // Of an amax pass all but the end of the buffer makes room first.
+        if (AMAX && (m.length - p.at) * sizeof(*source.x) > KEPT_BYTES) {
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                if (is_whole(place(p, i), begin, end)) raw[i] = load_passing<true>(source.x + place(p, i));
+            return;
+        }
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++)
             if (is_whole(place(p, i), begin, end)) raw[i] = source.load(place(p, i));
@@ -92,7 +120,7 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     Piece now = {0, 0};
     typename S::Raw raw[AT_ONCE], ahead[AT_ONCE];
     if (any) {
-        now = piece(0, unit);
+        now = piece(back ? m.members - 1 : 0, unit);
         ask(now, raw);
     }
     float amax = 0.0f;
@@ -104,7 +132,7 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
             next = piece(now.member, unit);
             ask(next, ahead);
         }
-        const float factor = encode[in_factors(now.member)];
+        const float factor = AMAX ? 1.0f : encode[in_factors(now.member)];
         const u32 begin = few.begin[now.member], end = end_of(now);
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
@@ -112,8 +140,8 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
             if (!is_whole(here, begin, end)) continue;
             float v[8];
             source.values(raw[i], v);
-            if (amax_out) amax = amax_of(v, amax);
-            *(uint2*)(codes + here) = encode_values<FORMAT>(v, factor);
+            if (AMAX || amax_out) amax = amax_of(v, amax);
+            if constexpr (!AMAX) *(uint2*)(codes + here) = encode_values<FORMAT>(v, factor);
         }
         // A member's first and last eight may be cut.
         if (now.at < begin || end - now.at < Pieces::ELEMENTS) {
@@ -125,20 +153,40 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
 #pragma unroll 1
                 for (u32 k = max(here, begin); k < to; k++) {
                     const float v = source.one(k);
-                    if (amax_out) amax = fmaxf(amax, fabsf(v));
-                    codes[k] = encode_byte<FORMAT>(v, factor);
+                    if (AMAX || amax_out) amax = fmaxf(amax, fabsf(v));
+                    if constexpr (!AMAX) codes[k] = encode_byte<FORMAT>(v, factor);
                 }
             }
         }
-        if (amax_out && (!any || in_factors(next.member) != in_factors(now.member))) {
-            raise.raise(amax_out + in_factors(now.member), amax, scratch);
+        if ((AMAX || amax_out) && (!any || in_factors(next.member) != in_factors(now.member))) {
+            if constexpr (AMAX) {
+                const u32 largest = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax));
+                if (lane == 0) atomicMax((u32*)&encode[in_factors(now.member)], largest);
+            } else {
+                raise.raise(amax_out + in_factors(now.member), amax, scratch);
+            }
             amax = 0.0f;
         }
         now = next;
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) raw[i] = ahead[i];
     }
+    if constexpr (AMAX) {
+        __syncthreads();
+        for (u32 t = threadIdx.x; t < factors; t += 256)
+            if (encode[t] > 0.0f) atomic_max(amax_out + t, encode[t]);
+    }
 }
+
+#define AMAX_GROUPED_TURNS(name, T)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256, CHUNK_BLOCKS) amax_grouped_turns_##name(                            \
+        const T* __restrict__ x,  /* the buffer, [m.length] at least, 16-byte aligned */                                  \
+        GroupedMembers m, GroupedFactors f,                                                                               \
+        float* amax)              /* [members], or one that is shared: raised to max |x| */                               \
+    { grouped_turns<PlainSource<T, true>, NO_CODES>({x}, m, f, nullptr, amax); }
+AMAX_GROUPED_TURNS(bf16, Bf16)
+AMAX_GROUPED_TURNS(f16, F16)
+AMAX_GROUPED_TURNS(f32, float)
 
 #define QUANTIZE_GROUPED_TURNS(name, T)                                                                                   \
     extern "C" __global__ void __launch_bounds__(256, CHUNK_BLOCKS) quantize_grouped_turns_##name(                        \

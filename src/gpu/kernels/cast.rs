@@ -41,6 +41,8 @@ pub(super) struct CastKernels {
     back_transposed: [ByInput; 2],
     /// 16 neighbours of a row in a thread, and 64.
     fp4_to_fp8: [(Kernel, usize); 2],
+    /// Of many rows of groups of 32 with UE8M0 scales, uncounted.
+    fp4_to_fp8_words: Kernel,
 }
 
 /// Kernels whose lanes have sixteen neighbours of a matrix of 16 bits, and what they are for.
@@ -134,6 +136,7 @@ impl CastKernels {
             back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
             back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
             fp4_to_fp8: [(back.kernel("fp4_to_fp8_1")?, 2), (back.kernel("fp4_to_fp8_4")?, 8)],
+            fp4_to_fp8_words: back.kernel("fp4_to_fp8_words_2")?,
         })
     }
 }
@@ -209,12 +212,7 @@ impl CastKernels {
     /// The kernel that casts per channel.
     fn of_channels(&self, from: &CastFrom<'_>, to: &CastTo<'_>) -> Result<Kernel> {
         match from.values {
-            CastValues::Coded { scheme, .. }
-                if !is_channel(scheme)
-                    && scheme.scales() != CastScales::Ue8m0
-                    && from.index.is_none()
-                    && !to.scheme.is_transposed() =>
-            {
+            CastValues::Coded { scheme, .. } if are_channels_wide(from, to) => {
                 Ok(self.channel_wide[usize::from(scheme.format() == CodeFormat::E2M1)])
             }
             _ => self.channel.kernel(from),
@@ -236,6 +234,13 @@ fn lies_flat(scheme: CastScheme, cols: usize) -> bool {
     let [down, right] = scheme.group().extents();
     let whole = matches!(right, Extent::Elements(size) if size > 1 && cols.is_multiple_of(size));
     down == Extent::Elements(1) && whole && scheme.scales() == CastScales::RowMajor
+}
+
+/// Whether `channel_wide` has a kernel for this cast.
+fn are_channels_wide(from: &CastFrom<'_>, to: &CastTo<'_>) -> bool {
+    let codes = matches!(from.values, CastValues::Coded { scheme, .. }
+        if !is_channel(scheme) && scheme.scales() != CastScales::Ue8m0);
+    codes && is_channel(to.scheme) && from.index.is_none() && !to.scheme.is_transposed()
 }
 
 /// That E2M1 codes may be made E4M3.
@@ -377,9 +382,15 @@ impl Kernels {
             source = CastSource::new(&CastFrom { rows, cols, ..*from });
             out = CastOut::new(&CastTo { rows, cols, ..*to }, part);
         }
-        Ok(move || match launch {
-            Some((kernel, blocks)) => enqueue!(stream, kernel, blocks, source, rows as u32, cols as u32, rule, out),
-            None => Ok(()),
+        // Blocks ask for the tile of the one that comes so many later.
+        let ahead = are_channels_wide(from, to).then_some(2 * self.sm_count as u32);
+        let (rows, cols) = (rows as u32, cols as u32);
+        Ok(move || match (launch, ahead) {
+            (Some((kernel, blocks)), Some(ahead)) => {
+                enqueue!(stream, kernel, blocks, source, rows, cols, rule, out, ahead)
+            }
+            (Some((kernel, blocks)), None) => enqueue!(stream, kernel, blocks, source, rows, cols, rule, out),
+            (None, _) => Ok(()),
         })
     }
 
@@ -437,16 +448,17 @@ impl Kernels {
         if to.rows == 0 || to.cols == 0 {
             return Ok(());
         }
+        let family = self.casts(stream)?;
         let many = !self.are_few(to.rows, to.cols);
-        let (kernel, vectors) = self.casts(stream)?.fp4_to_fp8[usize::from(many)];
-        enqueue!(
-            stream,
-            kernel,
-            line(to.rows, to.cols, vectors),
-            CastSource::new(from),
-            CastOut::new(to, CastPart::Both),
-            address(inexact),
-        )
+        let (source, out) = (CastSource::new(from), CastOut::new(to, CastPart::Both));
+        let words = matches!(from.values, CastValues::Coded { scheme, .. }
+            if scheme.scales() == CastScales::Ue8m0 && scheme.group() == CastGroup::Group1x32);
+        let (right, down) = (to.cols.div_ceil(1024), to.rows.div_ceil(8));
+        if many && words && inexact.is_none() && down <= GRID_Y {
+            return enqueue!(stream, family.fp4_to_fp8_words, Blocks::new((right, down), THREADS), source, out);
+        }
+        let (kernel, vectors) = family.fp4_to_fp8[usize::from(many)];
+        enqueue!(stream, kernel, line(to.rows, to.cols, vectors), source, out, address(inexact))
     }
 }
 

@@ -29,8 +29,8 @@ pub(super) struct GroupedKernels {
     /// Of a plain source, then of a gradient.
     amax: [ByInput; 2],
     quantize: [ByInput; 2],
-    /// Of a plain source that is aligned, of few members: bf16, f16, f32.
-    quantize_turns: [Kernel; 3],
+    /// Amax and cast of a plain source that is aligned, of few members: bf16, f16, f32.
+    turns: [[Kernel; 2]; 3],
     quantize_tiles: [ByInput; 2],
     /// Of codes by rows, then of transposed ones.
     dequantize: [ByInput; 2],
@@ -49,10 +49,10 @@ impl GroupedKernels {
             clear_amax: rows.kernel("clear_grouped_amax")?,
             amax: [rows.by_input("amax_grouped")?, gradient.by_input("amax_grouped_gradient")?],
             quantize: [rows.by_input("quantize_grouped")?, gradient.by_input("quantize_grouped_gradient")?],
-            quantize_turns: [
-                turns.kernel("quantize_grouped_turns_bf16")?,
-                turns.kernel("quantize_grouped_turns_f16")?,
-                turns.kernel("quantize_grouped_turns_f32")?,
+            turns: [
+                [turns.kernel("amax_grouped_turns_bf16")?, turns.kernel("quantize_grouped_turns_bf16")?],
+                [turns.kernel("amax_grouped_turns_f16")?, turns.kernel("quantize_grouped_turns_f16")?],
+                [turns.kernel("amax_grouped_turns_f32")?, turns.kernel("quantize_grouped_turns_f32")?],
             ],
             quantize_tiles: [
                 tiles.by_input("quantize_grouped_tiles")?,
@@ -67,12 +67,12 @@ impl GroupedKernels {
 }
 
 impl GroupedKernels {
-    /// The kernel whose blocks take pieces in turns, where there is one: members are few, so that each block finds itself where they lie.
-    fn in_turns(&self, cast: &GroupedCast<'_>) -> Option<Kernel> {
+    /// The kernels of amax and cast whose blocks take pieces in turns, where there are any: members are few, so that each block finds itself where they lie.
+    fn in_turns(&self, cast: &GroupedCast<'_>) -> Option<[Kernel; 2]> {
         let GroupedInput { x, dtype, forward } = &cast.input;
         let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| known == dtype)?;
         let known = is_buffer_aligned(x) && forward.is_none() && cast.members.are_few();
-        known.then_some(self.quantize_turns[place])
+        known.then_some(self.turns[place])
     }
 }
 
@@ -206,8 +206,9 @@ impl Kernels {
         let family = self.grouped(stream)?;
         let gradient = usize::from(input.forward.is_some());
         let by_input = |of: &[ByInput; 2]| of[gradient].of(input.dtype, is_buffer_aligned(input.x));
-        let (amax, turns, rows) = (by_input(&family.amax)?, family.in_turns(cast), by_input(&family.quantize)?);
-        let tiles = by_input(&family.quantize_tiles)?;
+        let (amax, rows, tiles) =
+            (by_input(&family.amax)?, by_input(&family.quantize)?, by_input(&family.quantize_tiles)?);
+        let turns = family.in_turns(cast);
 
         let found = match cast.factors {
             GroupedFactors::Amax(to, _) => Some((to, cast.scales.count(members.count))),
@@ -216,6 +217,7 @@ impl Kernels {
         self.plan_grouped(stream, members, checked.members, found)?;
         if let Some((to, _)) = found {
             let blocks = self.chunk_blocks(members, [CHUNK_BLOCKS, GRADIENT_BLOCKS][gradient]);
+            let amax = turns.map_or(amax, |[amax, _]| amax);
             let Checked { members: m, factors, .. } = checked;
             match checked.forward {
                 None => enqueue!(stream, amax, blocks, input.x.address, m, factors, to.address)?,
@@ -226,7 +228,7 @@ impl Kernels {
         let (x, raised) = (input.x.address, address(cast.amax));
         if cast.to[1].is_none() {
             let (kernel, blocks) = match turns {
-                Some(turns) => (turns, CHUNK_BLOCKS),
+                Some([_, turns]) => (turns, CHUNK_BLOCKS),
                 None => (rows, [QUANTIZE_BLOCKS, GRADIENT_BLOCKS][gradient]),
             };
             let blocks = self.chunk_blocks(members, blocks);
