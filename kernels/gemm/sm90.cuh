@@ -199,7 +199,6 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                     // Of the second matrix, or of the next tile.
                     const u32 next = C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0;
                     if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_scales + 16, of_block + (u64)next * p.pitch_b, 16, full);
-                    if (C::SCALE_PARTS > 2 && !VECTOR) copy_bytes(to_scales + 32, of_block + (u64)min(last_tile - min(tile.col / 128, last_tile), 2u) * p.pitch_b, 16, full);
                     ring.advance();
                     continue;
                 }
@@ -281,9 +280,8 @@ template <class C> struct Sm90Math {
     // The 128x128 scale of an atom, or of the columns from `first` of it on.
     template <u32 EDGE> __device__ __forceinline__ float tile_of(const float (&tiles)[C::SCALE_PARTS], u32 atom, u32 first = 0) const {
         if (C::SPAN == 1) return tiles[atom / C::OUT_ATOMS];
-        const u32 col = atom * C::ATOM + first, until = EDGE ? EDGE : edge;
-        if (col == 0 || (col < 128 && col < until)) return tiles[0];
-        return C::SPAN == 2 || col < until + 128 ? tiles[1] : tiles[C::SCALE_PARTS - 1];
+        const u32 col = atom * C::ATOM + first;
+        return col == 0 || (col < 128 && col < (EDGE ? EDGE : edge)) ? tiles[0] : tiles[C::SCALE_PARTS - 1];
     }
 
     // `BLOCKS` k-blocks from `block` on; `edge` is known to be EDGE, or that is 0. While the first product runs, `meanwhile`, which may still touch the sums.
@@ -351,9 +349,7 @@ template <class C> struct Sm90Math {
                 const u32 stage = stage_of(j, i < ALL ? i : ALL - 1, EACH);
                 // Bits of what was loaded: scales of A, with those of B where they have been multiplied, else those too.
                 if (SCALED) read = __float_as_uint(low[done]) | __float_as_uint(high[done]);
-                if (C::CROSSED)
-#pragma unroll
-                    for (u32 part = 0; part < C::SCALE_PARTS; part++) read |= __float_as_uint(tiles[part]);
+                if (C::CROSSED) read |= __float_as_uint(tiles[0]) | __float_as_uint(tiles[C::SCALE_PARTS - 1]);
                 if (!VECTOR && j % EACH == EACH - 1) {
                     if (SCALED) give_back(stage, read);
                     else give_back_used(stage);
@@ -392,9 +388,17 @@ template <class C> struct Sm90Math {
 
     // The k-blocks from `block` on. Where an atom lies in two tiles of scales, a loop for each place where they meet: their selection costs a tenth of the time.
     __device__ __forceinline__ void run(Sm90Sums<C>& sum, u32 block, u32 end) {
-        if constexpr (!C::CROSSED) run_with<0>(sum, block, end);
-        else run_from<C::CUT>(sum, block, end);
+        if constexpr (!C::CROSSED) return run_with<0>(sum, block, end);
+        if constexpr (C::CUT == 16 || C::OUT_COLS < 128) return run_from<C::CUT>(sum, block, end);
+        if (edge == 128) return run_with<128>(sum, block, end);
+        if (edge == 64) return run_with<64>(sum, block, end);
+        if constexpr (C::CUT == 32) {
+            if (edge == 32) return run_with<32>(sum, block, end);
+            return run_with<96>(sum, block, end);
+        }
     }
+
+    // Where they meet at EDGE columns, or behind that.
     template <u32 EDGE> __device__ __forceinline__ void run_from(Sm90Sums<C>& sum, u32 block, u32 end) {
         if constexpr (EDGE >= 128 || EDGE >= C::OUT_COLS) run_with<128>(sum, block, end);
         else if (edge == EDGE) run_with<EDGE>(sum, block, end);

@@ -43,7 +43,7 @@ __device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
     else w[2] = x, w[3] = y;
 }
 
-// From registers: each thread sixteen bytes of a row, four neighbours 64.
+// From registers: each thread sixteen bytes of a row, four neighbours 64; of the last 16 columns of a tile that is no multiple of 32 wide two of them 32.
 template <class T, class C>
 __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
     const u32 lane = sm90_lane<C>();
