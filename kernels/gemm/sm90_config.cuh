@@ -89,9 +89,10 @@ struct Sm90Config {
     static_assert(AS_NUMBERS || SCALES == SCALES_BLOCK || (END == END_SWIGLU && SCALES == SCALES_OUTER), "scales of what is cast");
     static_assert(END != END_FP32 || SCALES == SCALES_VECTOR, "what adds to D itself");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
-    // Where k is divided: columns of a warpgroup that a block of the cluster ends, in whole stores of 32, beyond that with a plain end in halves of one, how many blocks end some, the last of them what is left,
-    // and their partial sums in the place of the stages.
-    static constexpr u32 PART_STEP = END == END_PLAIN && WIDE / SPLIT > 32 ? 16 : 32, PART_WIDE = (WIDE / SPLIT + PART_STEP - 1) / PART_STEP * PART_STEP;
+    // Where k is divided: columns of a warpgroup that a block of the cluster ends, in whole stores of 32, or in halves of one where a plain end would else leave the last block half of the others'
+    // or less; how many blocks end some, the last of them what is left, and their partial sums in the place of the stages.
+    static constexpr u32 WHOLE = (WIDE / SPLIT + 31) / 32 * 32, PART_STEP = END == END_PLAIN && 2 * (WIDE - (WIDE - 1) / WHOLE * WHOLE) <= WHOLE ? 16 : 32;
+    static constexpr u32 PART_WIDE = SPLIT == 1 ? WIDE : (WIDE / SPLIT + PART_STEP - 1) / PART_STEP * PART_STEP;
     static constexpr u32 ENDERS = (WIDE + PART_WIDE - 1) / PART_WIDE, LAST_WIDE = WIDE - (ENDERS - 1) * PART_WIDE;
     static constexpr u32 PART_BYTES = 128 * GROUPS * WAVES * PART_WIDE * 2;
     static_assert(SPLIT == 1 || (SHARE == SHARE_NONE && STORE == STORE_DIRECT && AS_NUMBERS && (SPLIT - 1) * PART_BYTES <= SLAB), "as sm90_join has it");

@@ -56,15 +56,18 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
             T* to = (T*)p.d + (u64)(tile.row + at) * p.stride_d + first;
 #pragma unroll
             for (u32 c = 0; c < C::OUT_WIDE; c += 32) {
-                u32 w[4] = {};
+                constexpr u32 WIDE = C::OUT_WIDE;
+                u32 w[4];
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
-                    if (c + 8 * i >= C::OUT_WIDE) continue;
-                    const float* pair = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + i) * 4 + 2 * half];
+                    // Beyond a tail of 16 columns, whatever: it is not stored.
+                    const u32 from = c + 8 * i < WIDE ? i : 0;
+                    const float* pair = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + from) * 4 + 2 * half];
                     w[i] = pack_pair<T>(pair[0], pair[1]);
                 }
                 transpose_words(w);
-                if ((int)at < tile.rows && first + c < p.n && (c + 32 <= C::OUT_WIDE || c + 8 * (lane % 4) < C::OUT_WIDE)) *(uint4*)(to + c) = {w[0], w[1], w[2], w[3]};
+                if (WIDE % 32 != 0 && c + 8 * (lane % 4) >= WIDE) continue;
+                if ((int)at < tile.rows && first + c < p.n) *(uint4*)(to + c) = {w[0], w[1], w[2], w[3]};
             }
         }
 }
