@@ -174,7 +174,7 @@ mod tests {
         for (desc, expected) in [
             (plain, 4),
             (plain.with_batch_invariant(true), 4),
-            (GemmDesc { m: 1024, ..plain }, 5),
+            (GemmDesc { m: 1024, ..plain }, 6),
             (plain.with_out_stride(640), 4),
             (of(vec, blk, DType::F16), 0),
             (of(vec, blk, DType::F32), 0),

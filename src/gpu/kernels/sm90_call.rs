@@ -189,13 +189,13 @@ impl Sm90Call<'_> {
         }
         // Coordinates of the copy engine, and places in the grid, have 31 bits.
         let fits = |count: Option<usize>| count.is_some_and(|count| count < 1 << 31);
-        let tile = Sm90Config::Tile64x64.tile();
+        let tile = Sm90Config::Tile64x32.tile();
         let tiles = || m.div_ceil(tile.rows).checked_mul(n.div_ceil(tile.cols))?.checked_mul(groups);
         if ![m.checked_mul(of_d), Some(k), Some(groups), n.checked_mul(of_b * parts), tiles()].into_iter().all(fits) {
             return Err(Error::shape(
                 "A and B",
                 shape(),
-                "k, the groups, the rows of B and D and the tiles of 64 x 64 of all groups must be below 2^31",
+                "k, the groups, the rows of B and D and the tiles of 64 x 32 of all groups must be below 2^31",
                 "split the product",
             ));
         }
