@@ -15,26 +15,26 @@ struct Cost {
 /// ends). The README of the latter says how far behind the fastest the first choice is, and how far at shapes kept out of a fit. Blocks that divide k take no less for 128 of k than blocks that do not.
 fn cost(config: Sm90Config) -> Cost {
     let (block, tile) = match config {
-        Sm90Config::Tile256x128 => (1215, 3350),
-        Sm90Config::Tile128x128 => (646, 1600),
-        Sm90Config::Tile128x160 => (800, 2000),
-        Sm90Config::Tile128x192 => (905, 2400),
+        Sm90Config::Tile256x128 => (1190, 3400),
+        Sm90Config::Tile128x128 => (647, 1550),
+        Sm90Config::Tile128x160 => (801, 1950),
+        Sm90Config::Tile128x192 => (923, 2050),
         Sm90Config::Tile64x192 => (633, 2800),
-        Sm90Config::Tile128x64 => (401, 1550),
+        Sm90Config::Tile128x64 => (407, 1450),
         Sm90Config::Tile64x128 => (418, 1700),
         Sm90Config::Tile64x64 => (316, 1800),
         Sm90Config::Tile64x64Two => (460, 900),
-        Sm90Config::Tile128x160K2 => (1050, 6000),
+        Sm90Config::Tile128x160K2 => (1052, 5650),
         Sm90Config::Tile128x64K2 => (470, 3800),
         Sm90Config::Tile64x64K2 => (329, 4300),
         Sm90Config::Tile64x64K3 => (386, 6050),
         Sm90Config::Tile64x64K4 => (341, 2900),
-        Sm90Config::Tile128x144 => (725, 2800),
-        Sm90Config::Tile128x96 => (579, 1400),
-        Sm90Config::Tile128x80 => (555, 950),
+        Sm90Config::Tile128x144 => (735, 2800),
+        Sm90Config::Tile128x96 => (579, 1600),
+        Sm90Config::Tile128x80 => (554, 950),
         Sm90Config::Tile64x32 => (274, 2000),
         Sm90Config::Tile128x144K2 => (882, 4150),
-        Sm90Config::Tile128x96K2 => (629, 5050),
+        Sm90Config::Tile128x96K2 => (630, 4100),
     };
     Cost { block, tile }
 }
