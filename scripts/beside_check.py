@@ -1,20 +1,30 @@
 #!/usr/bin/env python3
-"""Checks beside-deepgemm.py without a GPU: both sides are stand-ins, which write down when they work.
+"""Checks beside-deepgemm.py and beside-decode.py without a GPU: all sides are stand-ins, which write down when they work.
 
 usage: scripts/beside_check.py"""
 
-import importlib.util, os, stat, subprocess, sys, tempfile, time, unittest
+import importlib.util, os, signal, stat, subprocess, sys, tempfile, time, unittest
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-specification = importlib.util.spec_from_file_location("beside", HERE / "beside-deepgemm.py")
-beside = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(beside)
+import beside_turns
 
-# Speaks as benches/beside.rs does. A problem of 13 rows kills it.
+HERE = Path(__file__).resolve().parent
+
+
+def script(name):
+    specification = importlib.util.spec_from_file_location(name.replace("-", "_"), HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+beside, decode = script("beside-deepgemm"), script("beside-decode")
+
+# Speaks as benches/beside.rs does. A problem of 13 rows kills it, and one of 15 it refuses.
 BENCH = """#!{python}
 import os, sys
 ways = ["sm90", "native", "repeated-scales", "sm90 of-one-kind", "sm90 of-another"]
+planned = ["small-m", "small-m repacked", "small-m chained", "small-m repacked chained"]
 us = [9.0, 10.0, 14.0, 8.5, 9.5]
 print("# the head")
 log = open("{log}", "a")
@@ -23,10 +33,14 @@ for line in sys.stdin:
     log.write("ours " + line)
     log.flush()
     words = line.split()
-    if words[0] == "problem":
-        if words[1] == "13":
-            print("13 rows panic")
-            sys.exit(101)
+    if words[0] != "time" and words[1] == "13":
+        print("13 rows panic")
+        sys.exit(101)
+    if words[0] != "time" and words[1] == "15":
+        print("refused 15 rows are odd", flush=True)
+    elif words[0] == "decode":
+        print("ready 3 | small-m | " + " | ".join(planned if words[5] == "nvfp4" else planned[::2]), flush=True)
+    elif words[0] == "problem":
         print("ready 3 | sm90 | " + " | ".join(ways if "SCALED_GEMM_CONFIGS" in os.environ else ways[:3]), flush=True)
     else:
         print("times " + " ".join(str(us[int(way)]) for way in words[5].split(",")), flush=True)
@@ -44,10 +58,10 @@ class Other:
         self.write(f"theirs problem {m} {n} {k} {sets}")
         if m == 14:
             raise ValueError("14 rows")
-        return 3e-3
+        return "error 3.0e-03"
 
-    def time(self, calls, cadence):
-        self.write(f"theirs time {cadence} {calls}")
+    def time(self, side, calls, timing):
+        self.write(f"theirs time {timing.cadence} {calls}")
         self.turn += 1
         return [10.0, 9.5, 11.0][self.turn % 3]
 
@@ -74,7 +88,9 @@ class Turns(unittest.TestCase):
     def compare(self, problems, configs=None, seconds=60.0):
         said = []
         start = lambda: beside.Bench(self.bench, configs, said.append)
-        failures = beside.compare(problems, start, Other(self.log), Clock(), seconds, 3, time.time(), said.append)
+        other = Other(self.log)
+        measure = lambda problem, bench: beside.measure(problem, bench, other, Clock(), 3, said.append)
+        failures = beside.compare(problems, start, measure, seconds, time.time(), said.append)
         return failures, said, Path(self.log).read_text().splitlines() if os.path.exists(self.log) else []
 
     def test_sides_take_turns_and_each_turn_is_alike(self):
@@ -122,6 +138,151 @@ class Turns(unittest.TestCase):
         self.assertEqual((failures, said, log), (0, ["# no time for [(128, 4096, 7168), (256, 4096, 7168)]"], []))
 
 
+class Peer:
+    """In the place of a peer of decode, with a time for each side; a side without one cannot be timed, and 14 rows cannot be prepared."""
+
+    def __init__(self, log, name, **us):
+        self.log, self.name, self.us, self.sides = log, name, us, tuple(side.replace("_", " ") for side in us)
+
+    def problem(self, m, n, k, sets):
+        self.write(f"{self.name} problem {m} {n} {k} {sets}")
+        if m == 14:
+            raise ValueError("14 rows")
+        return f"{self.name} noted"
+
+    def time(self, side, calls, timing):
+        self.write(f"{side} {timing.cadence} {calls} {timing.launches} {timing.warm_up}")
+        us = self.us[side.replace(" ", "_")]
+        if us is None:
+            raise RuntimeError(f"no\nkernel of {side}")
+        return us
+
+    def write(self, line):
+        with open(self.log, "a") as log:
+            log.write(line + "\n")
+
+
+FP8, NVFP4 = decode.PAIRS[:2]
+
+
+class Decode(unittest.TestCase):
+    setUp = Turns.setUp
+
+    def compare(self, problems, peers, rounds=2):
+        said = []
+        measure = lambda problem, bench: decode.measure(problem, bench, peers, Clock(), rounds, said.append)
+        failures = decode.compare(problems, lambda: decode.Bench(self.bench, None, said.append), measure, 60.0, time.time(), said.append)
+        return failures, said, Path(self.log).read_text().splitlines()
+
+    def test_all_sides_take_turns_and_each_turn_is_alike(self):
+        peers = {NVFP4: [Peer(self.log, "Humming", humming=12.0), Peer(self.log, "the floor", read=6.0, read_chained=4.0)]}
+        failures, said, log = self.compare([(8, 4096, 7168, NVFP4)], peers)
+        self.assertEqual(failures, 0)
+        self.assertEqual(log[:4], ["started --bench --requests -", "ours decode 8 4096 7168 bf16 nvfp4", "Humming problem 8 4096 7168 3", "the floor problem 8 4096 7168 3"])
+        # 16.5 MB a call: 3.4 us at the least, 88 of them 300 us, in whole rounds over three sets.
+        expected = []
+        for cadence, launches, warm_up in (("pauses", 7, 15), ("sustained", 9, 25)):
+            like = f"{cadence} 90 {launches} {warm_up}"
+            once = [f"humming {like}", f"read {like}", f"read chained {like}"] + [f"ours time {like} {way}" for way in range(4)]
+            expected += once + once[::-1]
+        self.assertEqual(log[4:], expected)
+        self.assertEqual(said[1], f"| 8 | 4096 | 7168 | {NVFP4} | pauses | humming 12.00, read 6.00, read chained 4.00, small-m 9.00, small-m repacked 10.00, small-m chained 14.00, small-m repacked chained 8.50 "
+                                  "| small-m / humming 0.750, small-m repacked / humming 0.833, small-m chained / humming 1.167, small-m repacked chained / humming 0.708, "
+                                  "read / small-m 0.667, read / small-m repacked 0.600, read chained / small-m chained 0.286, read chained / small-m repacked chained 0.471 "
+                                  "| humming 12.00 12.00; read 6.00 6.00; read chained 4.00 4.00; small-m 9.00 9.00; small-m repacked 10.00 10.00; small-m chained 14.00 14.00; small-m repacked chained 8.50 8.50 "
+                                  "| small-m 2 turns | Humming noted; the floor noted |")
+        self.assertEqual(len(decode.read(said)), 2)
+
+    def test_the_fastest_peer_is_no_read(self):
+        peers = {FP8: [Peer(self.log, "DeepGEMM", deepgemm=12.0, deepgemm_pdl=11.0), Peer(self.log, "the floor", read=6.0, read_chained=4.0)]}
+        _, said, _ = self.compare([(1, 4096, 7168, FP8)], peers, 1)
+        self.assertIn("| small-m / deepgemm pdl 0.818, small-m chained / deepgemm pdl 0.909, read / small-m 0.667, read chained / small-m chained 0.400 |", said[1])
+
+    def test_a_peer_that_fails_loses_its_turns_alone(self):
+        peers = {FP8: [Peer(self.log, "DeepGEMM", deepgemm=12.0, deepgemm_pdl=None), Peer(self.log, "the floor", read=6.0, read_chained=4.0)]}
+        failures, said, log = self.compare([(1, 4096, 7168, FP8), (14, 4096, 7168, FP8), (8, 4096, 7168, FP8)], peers)
+        self.assertEqual(failures, 3)
+        self.assertEqual(sum(line.startswith("deepgemm pdl") for line in log), 2)
+        self.assertIn(f"# deepgemm pdl (1, 4096, 7168, '{FP8}'): RuntimeError: no kernel of deepgemm pdl", said)
+        self.assertIn(f"# DeepGEMM (14, 4096, 7168, '{FP8}'): ValueError: 14 rows", said)
+        times = decode.read(said)
+        sides = {"deepgemm", "read", "read chained", "small-m", "small-m chained"}
+        self.assertEqual(set(times[(1, 4096, 7168, FP8), "pauses"]), sides)
+        # Neither peer prepared 14 rows: ours alone.
+        self.assertEqual(set(times[(14, 4096, 7168, FP8), "sustained"]), {"small-m", "small-m chained"})
+        self.assertTrue(any("| nobody beside it |" in line and line.endswith("| no peers |") for line in said))
+        self.assertEqual(set(times[(8, 4096, 7168, FP8), "sustained"]), sides)
+        self.assertEqual(log.count("started --bench --requests -"), 1)
+
+    def test_what_is_refused_costs_its_problem_alone(self):
+        failures, said, log = self.compare([(15, 100, 100, FP8)] * 4 + [(13, 4096, 7168, FP8), (1, 4096, 7168, FP8)], {FP8: []})
+        self.assertEqual(failures, 5)
+        self.assertEqual(said.count(f"# (15, 100, 100, '{FP8}'): 15 rows are odd"), 4)
+        self.assertIn(f"# (13, 4096, 7168, '{FP8}'): Failed: the bench ended with 101 on `decode 13 4096 7168 fp8-1x128 fp8-128x128`", said)
+        self.assertEqual(log.count("started --bench --requests -"), 2)
+        self.assertEqual(len(decode.read(said)), 2)
+
+    def test_the_summary_is_of_pairs_cadences_and_ways(self):
+        line = "| {} | 4096 | 7168 | {} | pauses | {} | whatever |"
+        record = [
+            line.format(1, FP8, "deepgemm 20.00, deepgemm pdl 16.00, read 8.00, read chained 6.00, small-m 10.00, small-m chained 8.00"),
+            line.format(64, FP8, "deepgemm 10.00, deepgemm pdl 11.00, read 8.00, read chained 6.00, native 16.00, native chained 8.00"),
+            line.format(1, NVFP4, "read 4.00, small-m 5.00, small-m repacked 4.50"),
+        ]
+        said = []
+        decode.summary(record, said.append)
+        said = "\n".join(said).splitlines()
+        self.assertIn(f"| {FP8} | pauses | planned | 2 | 1.000 | 1.600, 64 x 4096 x 7168 | 1 | 0.632 | 0.500, 64 x 4096 x 7168 |", said)
+        self.assertIn(f"| {FP8} | pauses | planned chained | 2 | 0.632 | 0.800, 64 x 4096 x 7168 | 0 | 0.750 | 0.750, 1 x 4096 x 7168 |", said)
+        self.assertIn(f"| {NVFP4} | pauses | planned repacked | 1 | - | - | 0 | 0.889 | 0.889, 1 x 4096 x 7168 |", said)
+        again = []
+        decode.summary(record + said, again.append)
+        self.assertEqual("\n".join(again).splitlines(), said)
+
+    def test_problems_bytes_and_calls(self):
+        problems = decode.problems_of(None, None, None)
+        self.assertEqual((len(problems), len(set(problems))), (60, 60))
+        self.assertEqual(decode.problems_of([NVFP4], [(4096, 7168)], [1, 64]), [(1, 4096, 7168, NVFP4), (64, 4096, 7168, NVFP4)])
+        self.assertEqual([decode.weight_bytes(pair, 4096, 7168) for pair in (FP8, NVFP4)], [29_360_128 + 32 * 56 * 4, 16_515_072])
+        for m, n, k, pair in problems:
+            shortest = decode.weight_bytes(pair, n, k) / decode.BYTES_A_US
+            for timing in decode.TIMINGS:
+                calls = decode.calls_of(shortest, 7, timing)
+                # No shorter than benches/beside.rs makes its graphs longer by itself.
+                self.assertTrue(calls % 7 == 0 and calls <= 1024 and calls * shortest >= 300)
+
+
+class DecodeAlone(unittest.TestCase):
+    """beside-decode.py as it is run, with a torch that has nothing, and neither package."""
+
+    setUp = Turns.setUp
+
+    def test_missing_packages_are_said_and_ours_goes_on(self):
+        Path(self.folder.name, "torch.py").write_text("")
+        Path(self.folder.name, "deep_gemm.py").write_text("raise RuntimeError('no GPU')")
+        command = [sys.executable, HERE / "beside-decode.py", self.bench, "--shapes", "4096x7168", "--rows", "1,15", "--rounds", "1"]
+        done = subprocess.run(command, env=dict(os.environ, PYTHONPATH=self.folder.name, PYTHONDONTWRITEBYTECODE="1"), capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (1, ""), done.stdout)
+        said = done.stdout.splitlines()
+        self.assertIn("# DeepGEMM has no turns: RuntimeError: no GPU", said)
+        self.assertIn("# Humming has no turns: ModuleNotFoundError: No module named 'humming'", said)
+        self.assertTrue(any(line.startswith("# the floor has no turns: ") for line in said), said)
+        self.assertTrue(any(line.startswith("# prewarm: ") for line in said), said)
+        self.assertEqual(len(decode.read(said)), 6)
+        self.assertEqual(sum("15 rows are odd" in line for line in said), 3)
+        self.assertTrue(any(line.startswith(f"| {NVFP4} | sustained | planned repacked chained | 1 | - ") for line in said), said)
+
+    def test_what_compiles_too_long_is_ended(self):
+        Path(self.folder.name, "torch.py").write_text("import sys, time\nif '--prewarm' in sys.argv: time.sleep(100)\n")
+        command = [sys.executable, HERE / "beside-decode.py", self.bench, "--rows", "1", "--seconds", "2"]
+        begin = time.time()
+        done = subprocess.run(command, env=dict(os.environ, PYTHONPATH=self.folder.name, PYTHONDONTWRITEBYTECODE="1"), capture_output=True, text=True)
+        self.assertLess(time.time() - begin, 60)
+        said = done.stdout.splitlines()
+        self.assertIn("# prewarm: not done in time", said)
+        self.assertTrue(any(line.startswith("# no time for [(1, 4096, 7168, ") for line in said), said)
+
+
 class Summary(unittest.TestCase):
     def summary(self, lines):
         said = []
@@ -164,30 +325,30 @@ class Summary(unittest.TestCase):
         self.assertEqual(beside.problems_of([(4096, 7168)], [128, 8192]), [(128, 4096, 7168), (8192, 4096, 7168)])
         for problem in problems:
             for sets in (2, 7, 64):
-                for cadence, (least, *_) in beside.CADENCES.items():
-                    calls = beside.calls_of(*problem, sets, cadence)
+                for timing in beside.TIMINGS.values():
+                    calls = beside.calls_of(beside.shortest(*problem), sets, timing)
                     self.assertEqual(calls % sets, 0)
-                    self.assertTrue(least <= calls <= 1024)
-        self.assertEqual(beside.calls_of(8192, 8192, 8192, 2, "pauses"), 2)
-        self.assertEqual(beside.calls_of(8192, 8192, 8192, 2, "sustained"), 12)
+                    self.assertTrue(timing.least <= calls <= 1024)
+        calls = {cadence: beside.calls_of(beside.shortest(8192, 8192, 8192), 2, timing) for cadence, timing in beside.TIMINGS.items()}
+        self.assertEqual(calls, {"pauses": 2, "sustained": 12})
 
     def test_clocks_are_of_the_side_that_worked(self):
         clock = beside.Clock.__new__(beside.Clock)
         clock.seen = [(0.5, 1980, 100.0), (1.9, 1500, 600.0), (2.5, 1980, 300.0), (3.8, 1470, 610.0), (3.9, 1440, 620.0)]
         self.assertEqual(clock.during([(1.0, 2.0), (3.0, 4.0)]), "SM 1470 MHz (1440-1500), 610 W")
         self.assertEqual(clock.during([(5.0, 6.0)]), "clock unknown")
-        self.assertEqual(beside.parse_clock("1395, 688.21\n"), (1395, 688.21))
-        self.assertIsNone(beside.parse_clock("[N/A], 688.21"))
+        self.assertEqual(beside_turns.parse_clock("1395, 688.21\n"), (1395, 688.21))
+        self.assertIsNone(beside_turns.parse_clock("[N/A], 688.21"))
 
 
 class WrongUse(unittest.TestCase):
-    def run_with(self, *options, path=None):
+    def run_with(self, *options, path=None, script="beside-deepgemm.py"):
         environment = dict(os.environ, **({"PYTHONPATH": path} if path else {}))
-        done = subprocess.run([sys.executable, HERE / "beside-deepgemm.py", *options], env=environment, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, HERE / script, *options], env=environment, capture_output=True, text=True)
         return done.returncode, done.stdout, done.stderr
 
-    def refused(self, words, *options, path=None):
-        code, out, error = self.run_with(*options, path=path)
+    def refused(self, words, *options, path=None, script="beside-deepgemm.py"):
+        code, out, error = self.run_with(*options, path=path, script=script)
         self.assertEqual((code, out), (2, ""), error)
         self.assertIn(words, error)
         self.assertNotIn("Traceback", error)
@@ -210,10 +371,34 @@ class WrongUse(unittest.TestCase):
             self.refused(f"--summary {folder}/none: ", "--summary", f"{folder}/none")
             self.refused(f"no lines of a record in {file}", "--summary", str(file))
 
+    def test_decode_is_refused_likewise(self):
+        with tempfile.TemporaryDirectory() as folder:
+            refused = lambda words, *options, path=None: self.refused(words, *options, path=path, script="beside-decode.py")
+            file = Path(folder) / "torch.py"
+            file.write_text("raise ImportError('no such torch')")
+            refused("BENCH or --summary RECORD")
+            refused("is not an executable", str(file))
+            refused("torch cannot be imported: ImportError: no such torch", sys.executable, path=folder)
+            refused("--pairs: 'nvfp4' is none of fp8-1x128xfp8-128x128, bf16xnvfp4, bf16xfp8-128x128", sys.executable, "--pairs", "nvfp4")
+            refused("--shapes: '4096' is not NxK", sys.executable, "--shapes", "4096")
+            refused("--rows: '' is not a number of rows", sys.executable, "--rows", "")
+            refused("--rounds: 0 is not a number of turns", sys.executable, "--rounds", "0")
+            refused(f"no lines of a record in {file}", "--summary", str(file))
+
+    def test_a_reader_that_has_enough_costs_no_traceback(self):
+        # More than a pipe holds is said to one that nobody reads.
+        record = HERE.parent / "benches/record/2026-11-26-nvidia-h200-sm90/beside.md"
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "wb") as nobody:
+            done = subprocess.run([sys.executable, HERE / "beside-deepgemm.py", "--summary", record], stdout=nobody, stderr=subprocess.PIPE, text=True)
+        self.assertEqual((done.returncode, done.stderr), (128 + signal.SIGPIPE, ""))
+
     def test_help_names_what_is_to_be_used(self):
-        code, out, _ = self.run_with("--help")
-        self.assertEqual(code, 0)
-        self.assertNotIn("--prewarm", out)
+        for script in ("beside-deepgemm.py", "beside-decode.py"):
+            code, out, _ = self.run_with("--help", script=script)
+            self.assertEqual(code, 0)
+            self.assertNotIn("--prewarm", out)
 
 
 if __name__ == "__main__":

@@ -47,22 +47,16 @@ run_suite() { # name: one suite, with its words in a log, and how it ended besid
     case " $alone " in *" $1 "*) threads=1 ;; esac
     # The tests read files relative to the package.
     (cd "$here" && exec "tests/$1" --test-threads="$threads") >"$logs/$1.log" 2>&1 || status=$?
-    echo "$status $((SECONDS - begin))" >"$logs/$1.ended"
+    # Whole when it is there.
+    echo "$status $((SECONDS - begin))" >"$logs/$1.ending"
+    mv "$logs/$1.ending" "$logs/$1.ended"
 }
-run_tests() { # names, or none: all. TEST_JOBS suites side by side, then one by one those that want the GPU alone
-    local names=("$@") name status seconds
-    [ ${#names[@]} -gt 0 ] || names=($(cd "$here/tests" && ls))
-    for name in "${names[@]}"; do
-        case " $alone " in *" $name "*) continue ;; esac
-        while [ "$(jobs -rp | wc -l)" -ge "${TEST_JOBS:-8}" ]; do wait -n; done
-        run_suite "$name" &
-    done
-    wait
-    for name in "${names[@]}"; do
-        case " $alone " in *" $name "*) run_suite "$name" ;; esac
-    done
-    for name in "${names[@]}"; do
+say_ended() { # names: how those ended of which it was not said yet
+    local name status seconds
+    for name in "$@"; do
+        [ -f "$logs/$name.ended" ] || continue
         read -r status seconds <"$logs/$name.ended"
+        mv "$logs/$name.ended" "$logs/$name.said"
         if [ "$status" = 0 ]; then
             echo "ok      $name: $(grep -h '^test result' "$logs/$name.log" | tail -1) ($seconds s)"
         else
@@ -71,6 +65,30 @@ run_tests() { # names, or none: all. TEST_JOBS suites side by side, then one by 
             failed=1
         fi
         cat "$logs/$name.log" >>"$out/tests.txt"
+    done
+}
+run_tests() { # names, or none: all. TEST_JOBS suites side by side, then one by one those that want the GPU alone
+    local names=("$@") name
+    [ ${#names[@]} -gt 0 ] || names=($(cd "$here/tests" && ls))
+    rm -f "$logs"/*.said
+    for name in "${names[@]}"; do
+        case " $alone " in *" $name "*) continue ;; esac
+        while [ "$(jobs -rp | wc -l)" -ge "${TEST_JOBS:-8}" ]; do
+            wait -n
+            say_ended "${names[@]}"
+        done
+        run_suite "$name" &
+    done
+    while [ "$(jobs -rp | wc -l)" -gt 0 ]; do
+        wait -n
+        say_ended "${names[@]}"
+    done
+    say_ended "${names[@]}"
+    for name in "${names[@]}"; do
+        case " $alone " in *" $name "*) run_suite "$name" && say_ended "$name" ;; esac
+    done
+    for name in "${names[@]}"; do
+        [ -f "$logs/$name.said" ] || { echo "FAILED  $name: nobody knows how it ended"; failed=1; }
     done
 }
 hunt() { # seconds: eight processes that launch products at once and compare bits

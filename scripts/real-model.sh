@@ -19,5 +19,6 @@ fi
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-SCALED_GEMM_MODEL=$PWD/$model SCALED_GEMM_MODEL_OUT=$out cargo test "$@" --package scaled-gemm --test real_model -- --nocapture
+# Of the package alone, the dependencies would have fewer features than `cargo test` gives them, and be made anew.
+SCALED_GEMM_MODEL=$PWD/$model SCALED_GEMM_MODEL_OUT=$out cargo test "$@" --test real_model -- --nocapture
 "$venv/bin/python" scripts/real_model_check.py "$model" "$out"

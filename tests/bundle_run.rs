@@ -2,9 +2,10 @@
 #![cfg(unix)]
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
@@ -56,18 +57,22 @@ impl Bundle {
         fs::write(self.path("reports").join(format!("{tool}-{suite}")), text).unwrap();
     }
 
-    /// Whether it succeeds, and what it says.
-    fn run(&self, arguments: &[&str]) -> (bool, String) {
+    fn command(&self, arguments: &[&str]) -> Command {
         let path = std::env::var("PATH").unwrap();
-        let output = Command::new("bash")
+        let mut command = Command::new("bash");
+        command
             .arg(self.path("run.sh"))
             .args(arguments)
             .env("PATH", format!("{}:{path}", self.path("bin").display()))
             .env("REPORTS", self.path("reports"))
             .env("OUT", self.path("out"))
-            .current_dir(self.0.path())
-            .output()
-            .unwrap();
+            .current_dir(self.0.path());
+        command
+    }
+
+    /// Whether it succeeds, and what it says.
+    fn run(&self, arguments: &[&str]) -> (bool, String) {
+        let output = self.command(arguments).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
         (output.status.success(), text)
     }
@@ -253,6 +258,39 @@ fn a_soak_is_of_tests_that_ran() {
     assert!(green, "{text}");
     let asked = fs::read_to_string(bundle.path("reports-of-tests")).unwrap();
     assert!(asked.contains("--ignored --nocapture a_million_calls"), "{asked}");
+}
+
+/// Each suite's result is said when it has ended, and not with the last one's; what was killed with all that knew of it is a failure, too.
+#[test]
+fn results_are_said_as_suites_end() {
+    let bundle = Bundle::new();
+    bundle.suite("gpu_first", "echo 'test result: ok. 2 passed'");
+    // Ends when somebody has read of the first one.
+    let waits = "for turn in $(seq 200); do [ -f go ] && { echo 'test result: ok. 3 passed'; exit 0; }; sleep 0.1; done; exit 7";
+    bundle.suite("gpu_second", waits);
+    // It wants the GPU alone.
+    bundle.suite("gpu_memory", "[ -f go ] && echo 'test result: ok. 4 passed'");
+    let mut running = bundle.command(&["test"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(running.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let first = said.next().unwrap();
+    assert!(first.starts_with("ok      gpu_first: test result: ok. 2 passed ("), "{first}");
+    fs::write(bundle.path("go"), "").unwrap();
+    let rest: Vec<_> = said.collect();
+    assert!(running.wait().unwrap().success(), "{rest:?}");
+    let [second, memory] = &rest[..] else { panic!("{rest:?}") };
+    assert!(second.starts_with("ok      gpu_second: test result: ok. 3 passed ("), "{second}");
+    assert!(memory.starts_with("ok      gpu_memory: test result: ok. 4 passed ("), "{memory}");
+    let all = fs::read_to_string(bundle.path("out/tests.txt")).unwrap();
+    assert_eq!(all.matches("test result").count(), 3, "{all}");
+
+    bundle.suite("gpu_second", "echo words; exit 3");
+    bundle.suite("gpu_killed", "kill -9 $PPID; sleep 0.1");
+    let (green, text) = bundle.run(&["test"]);
+    assert!(!green && text.contains("FAILED  gpu_second (exit status 3, "), "{text}");
+    assert!(text.contains("FAILED  gpu_killed: nobody knows how it ended"), "{text}");
+    assert_eq!((text.matches("ok      ").count(), text.matches("FAILED").count()), (2, 2), "{text}");
+    let (green, text) = bundle.run(&["test", "gpu_none"]);
+    assert!(!green && text.contains("FAILED  gpu_none (exit status"), "{text}");
 }
 
 /// Those of 80 and of 89, and a failure of either counts.

@@ -177,7 +177,7 @@ fn batches(m: usize, most: usize) -> [Vec<usize>; 2] {
 }
 
 /// Sums alone, all that may follow them, an old D; E4M3 where it can be.
-fn cases((a, _): (Scheme, Scheme), n: usize) -> Vec<Case> {
+fn cases((a, b): (Scheme, Scheme), n: usize) -> Vec<Case> {
     let gelu = Case { bias: Some(DType::F32), activation: Activation::Gelu, alpha: -0.001, ..Case::new(DType::F16) };
     let added =
         Case { beta: Some(0.5), bias: Some(DType::Bf16), activation: Activation::Silu, ..Case::new(DType::F32) };
@@ -188,6 +188,10 @@ fn cases((a, _): (Scheme, Scheme), n: usize) -> Vec<Case> {
         // By the L2 cache.
         Case { beta: Some(1.0), alpha: -0.75, ..Case::new(DType::F32) },
     ];
+    if (a, b) == VECTOR_PAIR {
+        // The same by kernels that have no other end.
+        cases.push(Case { beta: Some(1.0), ..Case::new(DType::F32) });
+    }
     if is_tensor(a) && n.is_multiple_of(16) {
         let relu = Case { bias: Some(DType::Bf16), activation: Activation::Relu, ..Case::new(DType::E4M3) };
         cases.push(Case { residual: Some(DType::Bf16), encode: 0.25, ..relu });

@@ -3,8 +3,11 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/guarded.rs"]
+mod guarded;
 
 use common::*;
+use guarded::{Arena, places_of_rows};
 use ndarray::{Array2, s};
 use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, gemm_bound};
 use scaled_gemm::{
@@ -130,15 +133,18 @@ fn hopper() -> Option<Handle> {
     handle_with(KernelFamily::Sm90)
 }
 
+/// No configuration, and each that has kernels.
+fn chosen_and_asked() -> Vec<Option<Sm90Config>> {
+    let of_groups = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1 && !config.ends_plainly());
+    [None].into_iter().chain(of_groups.map(Some)).collect()
+}
+
 /// Slots that are empty, full, and all that lies beside a multiple of 128, in every configuration; counts that make no sense.
 #[test]
 fn slots_give_what_each_group_gives_alone() {
     let Some(handle) = hopper() else { return };
     let of = Experts::new(61, GROUPS * SLOT, GROUPS);
-    let all: Vec<_> = [None]
-        .into_iter()
-        .chain(Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1 && !config.ends_plainly()).map(Some))
-        .collect();
+    let all = chosen_and_asked();
     let taken = |counts: [usize; GROUPS]| -> Vec<_> {
         counts.into_iter().enumerate().map(|(g, count)| (g * SLOT, count)).collect()
     };
@@ -186,7 +192,7 @@ fn gradients_in_e5m2_give_what_each_group_gives_alone() {
     }
 }
 
-/// More than a warp has lanes.
+/// More than a warp has lanes, of so many tiles that blocks take several.
 #[test]
 fn many_groups() {
     let Some(handle) = hopper() else { return };
@@ -195,7 +201,40 @@ fn many_groups() {
     let count = |g: usize| [0, 128, 0, 77, 1][g % 5] * usize::from(!(32..64).contains(&g));
     let taken: Vec<_> = (0..groups).map(|g| (g * 128, count(g))).collect();
     let counts: Vec<_> = (0..groups).map(|g| count(g) as i64).collect();
-    of.in_one(&handle, &taken, None, (&counts, 0), &[None, Some(Sm90Config::Tile128x128)]);
+    of.in_one(&handle, &taken, None, (&counts, 0), &chosen_and_asked());
+}
+
+/// All operands in one allocation, 0xFF between them and between rows of dW: the bits of one product a group, and no more than dW of groups that have rows is written.
+#[test]
+fn operands_between_guards() {
+    let Some(handle) = hopper() else { return };
+    let (rows, starts, counts) = (1040, [0, 256, 256, 384, 896, 1024], [200, 0, 128, 300, 1, 99]);
+    let taken = [(0, 200), (256, 0), (256, 128), (384, 300), (896, 1), (1024, 16)];
+    let mut of = Experts::new(89, rows, GROUPS);
+    of.dw.chunks_mut(STRIDE).for_each(|row| row[FEATURES..].fill(f32::NAN));
+    // Up to the end of the last row.
+    let upto = GROUPS * OUT * STRIDE - (STRIDE - FEATURES);
+    let want = bytes_of(DType::F32, &of.one_by_one(&handle, &taken)[..upto]);
+    let [dy_t, x_t] =
+        of.cleared(&taken).map(|x| reference::quantize_transposed(x.view(), DType::Bf16, Recipe::new(SCHEME)).unwrap());
+    for config in chosen_and_asked() {
+        let mut arena = Arena::new(&handle, 8 << 20);
+        let mut dw = arena.place(&handle, &bytes_of(DType::F32, &of.dw[..upto]), 16);
+        let at = arena.last();
+        let written: Vec<_> = (0..GROUPS)
+            .filter(|g| taken[*g].1 > 0)
+            .flat_map(|g| places_of_rows(at.start + g * OUT * STRIDE * 4, OUT, FEATURES * 4, STRIDE * 4))
+            .collect();
+        let [dy_t, x_t] = [&dy_t, &x_t].map(|host| arena.matrix(&handle, host));
+        let [starts, counts] = [&starts, &counts].map(|numbers| arena.numbers(&handle, numbers));
+        let before = arena.ready(&handle);
+        let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+        let to = GroupedWeightGradient::whole(&dy_t, &x_t, GROUPS, rows, target(&mut dw, GROUPS));
+        let to = if let Some(config) = config { to.config(config) } else { to };
+        handle.grouped_weight_gradient(to).unwrap();
+        let after = arena.read_behind(&handle, &before, &written, &format!("{config:?}"));
+        assert!(after[at.clone()] == want, "{config:?}: other bits than one by one");
+    }
 }
 
 /// Zeros between groups, casts and gradients in one graph.

@@ -1,5 +1,5 @@
-//! What is written must lie apart from all that is read and from what else is written, for every call that reads and writes several pieces of memory: one that is given where another
-//! lies is refused by both names, and has written nothing.
+//! What is written must lie apart from all that is read and from what else is written, for every quantizer, cast, way back and grouped product: one that is given where another lies is
+//! refused by both names, and has written nothing.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -10,7 +10,7 @@ use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
     DeviceBytesMut, Error, Fp8Format, Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedGemmArgs, GroupedLayout,
     GroupedRows, GroupedScheme, GroupedSource, GroupedTensor, GroupedWeightGradient, Handle, MatMut, MatRef,
-    QuantMatrix, Recipe, Result, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
+    QuantMatrix, QuantizeTo, Recipe, Result, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 const F: Fp8Format = Fp8Format::E4M3;
@@ -108,6 +108,58 @@ fn casts_lie_apart_from_what_they_read() {
     refusals(&handle, &names, 3, |at| {
         let (q, mut inexact) = (cast_matrix(at, [0, 1], e2m1, shape), at(4, 4));
         handle.fp4_to_fp8_into(&q, &mut cast_matrix(at, [2, 3], to, shape), Some(&mut inexact.view_mut()))
+    });
+}
+
+/// Both forms at once, by scales that are found; by a given scale with an amax, or a given second level; and what is found alone.
+#[test]
+fn quantizers_lie_apart_from_what_they_read() {
+    let Some(handle) = handle() else { return };
+    let (shape @ [rows, cols], turned) = ([16, 128], [128, 16]);
+    let x = |at: &dyn Fn(usize, usize) -> DeviceBuffer| at(0, rows * cols * 2);
+    fn of(data: &DeviceBuffer) -> Result<MatRef<'_>> {
+        MatRef::new(data, DType::Bf16, 16, 128)
+    }
+    for scheme in Scheme::ALL {
+        let has_blocks = scheme.block_scale_len(rows, cols) > 0;
+        let has_scales = scheme.scale_len(rows, cols) > 0;
+        let parts = [("codes", true), ("scales", has_scales), ("block scales", has_blocks)];
+        let parts: Vec<_> = parts.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect();
+        let count = parts.len();
+        let names: Vec<String> = parts.iter().map(|name| format!("{name} of the transpose")).collect();
+        let written: Vec<&str> = parts.iter().copied().chain(names.iter().map(String::as_str)).collect();
+        refusals(&handle, &[&["x"][..], &written].concat(), 2 * count, |at| {
+            let [own, other] = [1, 1 + count].map(|first| (first..first + count).collect::<Vec<_>>());
+            let (mut out, mut out_t) =
+                (quant_matrix(at, &own, scheme, shape), quant_matrix(at, &other, scheme, turned));
+            let (x, to) = (x(at), QuantizeTo::Both(&mut out, &mut out_t));
+            handle.quantize_into(&of(&x)?, Recipe::new(scheme), to)
+        });
+        refusals(&handle, &[&parts[..], &["dequantized matrix"]].concat(), 1, |at| {
+            let q = quant_matrix(at, &(0..count).collect::<Vec<_>>(), scheme, shape);
+            let mut y = at(count, rows * cols * 2);
+            handle.dequantize_into(&q, &mut MatMut::new(&mut y, DType::Bf16, rows, cols)?)
+        });
+    }
+    let tensor = Scheme::Fp8Tensor(F);
+    refusals(&handle, &["x", "given scale", "codes", "scales", "amax"], 3, |at| {
+        let (number, mut amax, mut out) = (at(1, 4), at(4, 4), quant_matrix(at, &[2, 3], tensor, shape));
+        let (x, given) = (x(at), GivenScale::Encode(number.view()));
+        handle.quantize_tensor_into(&of(&x)?, F, &given, &mut out, Some(&mut amax.view_mut()))
+    });
+    let nvfp4 = Scheme::Nvfp4;
+    refusals(&handle, &["x", "given scale", "codes", "scales", "block scales"], 3, |at| {
+        let (number, mut out) = (at(1, 4), quant_matrix(at, &[2, 3, 4], nvfp4, shape));
+        let (x, given) = (x(at), GivenScale::Amax(number.view()));
+        handle.quantize_nvfp4_into(&of(&x)?, Recipe::new(nvfp4), &given, QuantizeTo::Plain(&mut out))
+    });
+    refusals(&handle, &["x", "amax"], 1, |at| {
+        let (x, mut amax) = (x(at), at(1, 4));
+        handle.amax_into(&of(&x)?, &mut amax.view_mut())
+    });
+    refusals(&handle, &["x", "amax"], 1, |at| {
+        let (x, mut amax) = (x(at), at(1, rows * 4));
+        handle.row_amax_into(&of(&x)?, &mut amax.view_mut())
     });
 }
 

@@ -10,8 +10,8 @@ use ndarray::Array2;
 use quantize::{INPUTS, Source, check_dequantize, check_empty, check_shapes, check_strides, grid};
 use scaled_gemm::reference;
 use scaled_gemm::{
-    Basis, DType, DeviceBytes, DeviceBytesMut, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle,
-    MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    Basis, DType, DeviceBytes, DeviceBytesMut, Error, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale,
+    Handle, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
 
 fn recipes() -> Vec<Recipe> {
@@ -323,6 +323,21 @@ fn amax_of_matrices_and_rows() {
             handle.row_amax_into(&input, &mut DeviceBytesMut::from(&mut each)).unwrap();
             assert_eq!(handle.stream().clone_dtoh(&each).unwrap(), want);
         }
+    }
+}
+
+/// What is refused is left as it was.
+#[test]
+fn an_amax_of_rows_that_is_refused_is_not_touched() {
+    let Some(handle) = handle() else { return };
+    let x = Source::new(&handle, Noise::new(7).matrix(2, 16, DType::Bf16), DType::Bf16);
+    let input = x.matrix();
+    for (from, bytes) in [(2, 8), (4, 4)] {
+        let mut memory = handle.stream().clone_htod(&[7u8; 12]).unwrap();
+        let mut whole = DeviceBytesMut::from(&mut memory);
+        let refused = handle.row_amax_into(&input, &mut whole.part(from..from + bytes).unwrap()).unwrap_err();
+        assert!(matches!((from, &refused), (2, Error::Alignment { .. }) | (4, Error::Shape { .. })), "{refused}");
+        assert_eq!(handle.stream().clone_dtoh(&memory).unwrap(), [7; 12]);
     }
 }
 

@@ -165,24 +165,28 @@ fn alpha_multiplies_the_sum() {
     }
 }
 
-/// A NaN code stays in the row that it is of.
+/// A NaN code stays in the row that it is of, in kernels that have one end, too: of the largest tiles from eight k-blocks on.
 #[test]
 fn not_a_number_stays_in_its_row() {
     let Some(handle) = hopper() else { return };
+    [400, 1168].into_iter().for_each(|k| not_a_number(&handle, k));
+}
+
+fn not_a_number(handle: &Handle, k: usize) {
     let mut rng = Noise::new(144);
-    let (m, n, k) = (131, 136, 400);
+    let (m, n) = (131, 136);
     let host = quantized(&tiled(&mut rng, m, k), VEC);
     let mut codes = host.logical_codes().to_vec();
-    codes[70 * k + 390] = 0x7F;
+    codes[70 * k + k - 10] = 0x7F;
     let host = scaled_gemm::HostQuantMatrix::from_logical(VEC, m, k, codes, &host.logical_scales()).unwrap();
-    let ops = Operands::of(&handle, host, quantized(&tiled(&mut rng, n, k), BLK));
-    let (case, extras) = (Case::new(DType::Bf16), Extras::new(&handle, &mut rng, m, n, &[]));
+    let ops = Operands::of(handle, host, quantized(&tiled(&mut rng, n, k), BLK));
+    let (case, extras) = (Case::new(DType::Bf16), Extras::new(handle, &mut rng, m, n, &[]));
     for config in Sm90Config::ALL {
-        let stored = execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
+        let stored = execute(handle, &mut planned(handle, &case.desc(&ops), config), &ops, &extras, &case);
         let d = stored.values(&ops, &case);
         let nan = |row: usize| d.row(row).iter().all(|v| v.is_nan());
         let finite = |row: usize| d.row(row).iter().all(|v| v.is_finite());
-        assert!(nan(70) && (0..m).filter(|row| *row != 70).all(finite), "{config}");
+        assert!(nan(70) && (0..m).filter(|row| *row != 70).all(finite), "{config}, k = {k}");
     }
 }
 
@@ -292,12 +296,15 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
 fn groups_are_what_each_is_alone() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(151);
-    let (n, k, gap) = (256, 400, 8);
+    let (n, gap) = (256, 8);
     // Empty ones, one row, whole tiles and cut ones, a start at no multiple of 128, and rows between them.
     let places = [(0, 128), (128, 0), (128, 1), (256, 129), (388, 60), (512, 0), (512, 257), (896, 5)];
     let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
     let m = 1000;
-    for (alpha, out) in [(1.0, DType::Bf16), (-0.5, DType::Bf16), (1.0, DType::F32)] {
+    // The largest tiles have kernels with one end from eight k-blocks on.
+    for (k, alpha, out) in
+        [(400, 1.0, DType::Bf16), (1168, 1.0, DType::Bf16), (400, -0.5, DType::Bf16), (400, 1.0, DType::F32)]
+    {
         let mut of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), out);
         of.poison_gaps(&handle, &places);
         let size = out.bytes();
@@ -307,7 +314,7 @@ fn groups_are_what_each_is_alone() {
             let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
             let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
             of.enqueue(&handle, places.len(), rows, &mut d, gap, |args| args.alpha(alpha).config(config)).unwrap();
-            assert!(rows_of_d(&handle, &d, m, n * size, gap * size) == want, "{config}, alpha {alpha}, {out}");
+            assert!(rows_of_d(&handle, &d, m, n * size, gap * size) == want, "{config}, k = {k}, alpha {alpha}, {out}");
         }
     }
 }
@@ -321,9 +328,10 @@ fn groups_are_what_each_is_alone_with_scales_of_rows_and_matrices() {
     let places = [(0, 130), (132, 0), (132, 1), (256, 129), (512, 257), (896, 4)];
     let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
     let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
-    let (row, tensor) = (Scheme::Fp8Row(E4M3), Scheme::Fp8Tensor(E4M3));
-    for (i, schemes) in [(row, row), (tensor, tensor)].into_iter().enumerate() {
-        let (alpha, out) = [(1.0, DType::Bf16), (-0.5, DType::F32)][i % 2];
+    // In BF16 by kernels that have no other end.
+    for (schemes, alpha, out) in
+        [(ROW_PAIR, 1.0, DType::Bf16), (TENSOR_PAIR, -0.5, DType::F32), (TENSOR_PAIR, 1.0, DType::Bf16)]
+    {
         let mut of = Groups::of(&handle, &mut rng, [m, n, k], places.len(), out, schemes);
         of.poison_gaps(&handle, &places);
         let (want, size) = (of.want(&handle, alpha, &places), out.bytes());
@@ -349,18 +357,22 @@ fn groups_are_what_each_is_alone_with_scales_of_rows_and_matrices() {
 fn slots_hold_their_first_rows() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(152);
-    let (n, k, slot, counts) = (128, 144, 256, [0i64, 16, 300, 256, 200, -3, 1, 129]);
-    let mut of = Groups::new(&handle, &mut rng, [slot * counts.len(), n, k], counts.len(), DType::Bf16);
+    [144, 1040].into_iter().for_each(|k| slots_of(&handle, &mut rng, k));
+}
+
+fn slots_of(handle: &Handle, rng: &mut Noise, k: usize) {
+    let (n, slot, counts) = (128, 256, [0i64, 16, 300, 256, 200, -3, 1, 129]);
+    let mut of = Groups::new(handle, rng, [slot * counts.len(), n, k], counts.len(), DType::Bf16);
     let clamped: Vec<_> =
         counts.iter().enumerate().map(|(g, c)| ((g * slot) as i64, (*c).clamp(0, slot as i64))).collect();
-    of.poison_gaps(&handle, &clamped);
-    let want = of.want(&handle, 1.0, &clamped);
+    of.poison_gaps(handle, &clamped);
+    let want = of.want(handle, 1.0, &clamped);
     for config in of_groups() {
-        let mut d = poisoned(&handle, slot * counts.len() * n * 2 + 1024);
-        let counts_there = numbers(&handle, &counts);
+        let mut d = poisoned(handle, slot * counts.len() * n * 2 + 1024);
+        let counts_there = numbers(handle, &counts);
         let rows = GroupedRows::Masked { slot_rows: slot, counts: (&counts_there).into() };
-        of.enqueue(&handle, counts.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
-        assert!(rows_of_d(&handle, &d, slot * counts.len(), 2 * n, 0) == want, "{config}");
+        of.enqueue(handle, counts.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
+        assert!(rows_of_d(handle, &d, slot * counts.len(), 2 * n, 0) == want, "{config}, k = {k}");
     }
 }
 
@@ -407,7 +419,7 @@ fn any_number_of_groups() {
 fn numbers_that_make_no_sense_are_left_out() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(154);
-    let (m, n, k) = (640, 128, 144);
+    let (m, n) = (640, 128);
     let none = (0, 0);
     let told_and_taken = [
         // A negative count, an odd row, more rows than up to the next group, and than up to the end of A.
@@ -431,14 +443,17 @@ fn numbers_that_make_no_sense_are_left_out() {
             [none, none, none, none, (8, 8), none],
         ),
     ];
-    told_and_taken.into_iter().for_each(|(told, taken)| groups_told(&handle, &mut rng, [m, n, k], &told, &taken));
+    // Of as many k-blocks as kernels with one end have.
+    for k in [144, 1040] {
+        told_and_taken.iter().for_each(|(told, taken)| groups_told(&handle, &mut rng, [m, n, k], told, taken));
+    }
     // The largest start goes on from one round of 32 groups to the next.
     let mut told: Vec<_> = (0..70).map(|g| (8 * g, 8)).collect();
     let mut taken = told.clone();
     (told[31], told[40], told[69]) = ((312, 8), (300, 8), (552, 90));
     (31..=40).for_each(|g| taken[g] = none);
     taken[69] = (552, 88);
-    groups_told(&handle, &mut rng, [m, n, k], &told, &taken);
+    groups_told(&handle, &mut rng, [m, n, 144], &told, &taken);
 }
 
 /// D of groups that are told to lie elsewhere than they are taken to, and how many were.
@@ -480,21 +495,28 @@ fn many_groups_of_many_tiles() {
     let pairs: i64 = counts.iter().map(|count| (count + 255) / 256 * 2).sum();
     assert!(pairs > i64::from(handle.device().sm_count), "{pairs} pairs of the largest tiles");
     let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
-    // Of fewer k-blocks than a loop's body has, as many, and more: in BF16 from eight on by the kernels that have no other end.
-    for (n, k, out) in [
-        (512, 144, DType::Bf16),
-        (512, 512, DType::F16),
-        (512, 656, DType::Bf16),
-        (512, 1024, DType::Bf16),
-        (384, 1168, DType::Bf16),
+    // Of fewer k-blocks than a loop's body has, as many, and more: in BF16 from eight on by the kernels that have no other end, with scales of rows and matrices of any k.
+    for (n, k, out, pair) in [
+        (512, 144, DType::Bf16, (VEC, BLK)),
+        (512, 512, DType::F16, (VEC, BLK)),
+        (512, 656, DType::Bf16, (VEC, BLK)),
+        (512, 1024, DType::Bf16, (VEC, BLK)),
+        (384, 1168, DType::Bf16, (VEC, BLK)),
+        (512, 1024, DType::Bf16, ROW_PAIR),
+        (384, 1168, DType::Bf16, ROW_PAIR),
+        (384, 272, DType::F32, ROW_PAIR),
+        (512, 656, DType::Bf16, TENSOR_PAIR),
     ] {
-        let of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), out);
+        let of = Groups::of(&handle, &mut rng, [m, n, k], places.len(), out, pair);
         let want = of.want(&handle, 1.0, &places);
         for config in of_groups() {
-            let mut d = poisoned(&handle, m * n * 2 + 1024);
+            let mut d = poisoned(&handle, m * n * out.bytes() + 1024);
             let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
             of.enqueue(&handle, places.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
-            assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == want, "{config}, n = {n}, k = {k}, {out}");
+            assert!(
+                rows_of_d(&handle, &d, m, n * out.bytes(), 0) == want,
+                "{config}, n = {n}, k = {k}, {out}, {pair:?}"
+            );
         }
     }
 }
@@ -561,7 +583,7 @@ fn a_graph_keeps_quantized_groups() {
 fn graphs_follow_counts() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(155);
-    for pair in [(VEC, BLK), VECTOR_PAIR] {
+    for pair in [(VEC, BLK), VECTOR_PAIR, ROW_PAIR] {
         check_counts_that_change(&handle, &mut rng, KernelFamily::Sm90, pair);
     }
 }

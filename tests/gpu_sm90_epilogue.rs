@@ -1,10 +1,12 @@
 //! What our product for sm_90 does behind the sums, and its scales of rows and whole matrices, and of 128x128 of A: every epilogue and scale layout in every configuration
-//! within the f64 bound, the same bits in all of them, whatever m is and in graphs; biases and residuals at any place; biases of groups.
+//! within the f64 bound, the same bits in all of them, whatever m is and in graphs; biases and residuals at any place; biases of groups; kernels that have one end alone.
 #![cfg(feature = "cuda")]
 
 mod common;
 #[path = "common/guarded.rs"]
 mod guarded;
+#[path = "gpu_sm90_epilogue/one_end.rs"]
+mod one_end;
 #[path = "common/sm90.rs"]
 mod sm90;
 
@@ -14,7 +16,7 @@ use guarded::check_guarded;
 use ndarray::s;
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
-    Accumulation, Activation, DType, Finish, Formulation, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows,
+    Accumulation, Activation, DType, Finish, Formulation, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows, Handle,
     HostQuantMatrix, MatMut, MatRef, QuantMatrix, Scheme, Sm90Config, VecRef,
 };
 use sm90::*;
@@ -35,6 +37,14 @@ fn each_kernel_once() {
         for case in [layer(), Case::new(DType::Bf16), added()] {
             check(&handle, &mut rng, [131, 136, 400], pair, case);
         }
+    }
+    // Kernels with one end, of more k-blocks than any ring has stages.
+    for (pair, case) in [
+        (ROW_PAIR, Case { gap: 8, ..Case::new(DType::Bf16) }),
+        (VECTOR_PAIR, Case { gap: 4, ..Case::new(DType::F32) }),
+        (VECTOR_PAIR, Case { alpha: 1.0, ..added() }),
+    ] {
+        check(&handle, &mut rng, [131, 136, 2064], pair, case);
     }
 }
 
@@ -269,7 +279,7 @@ fn tiles_of_scales_of_a_are_those_of_their_rows() {
     }
 }
 
-/// A NaN code or scale of A stays in its row, one of B in its column.
+/// A NaN code or scale of A stays in its row, one of B in its column, in kernels that have one end, too.
 #[test]
 fn not_a_number_stays_in_its_row() {
     let Some(handle) = hopper() else { return };
@@ -279,16 +289,22 @@ fn not_a_number_stays_in_its_row() {
         let host = quantized(&tiled(rng, rows, k), scheme);
         let (mut codes, mut scales) = (host.logical_codes().to_vec(), host.logical_scales());
         codes[code * k + 390] = 0x7F;
-        scales[scale] = f32::NAN;
+        // The last one of this row.
+        let each = scales.len() / rows;
+        scales[scale * each + each - 1] = f32::NAN;
         HostQuantMatrix::from_logical(scheme, rows, k, codes, &scales).unwrap()
     };
-    let ops = Operands::of(&handle, spoiled(&mut rng, ROW_PAIR.0, m, 70, 11), spoiled(&mut rng, ROW_PAIR.1, n, 100, 3));
-    let (case, extras) = (Case::new(DType::Bf16), Extras::new(&handle, &mut rng, m, n, &[]));
-    for config in of_whole(ROW_PAIR.0, ROW_PAIR.1) {
-        let stored = execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
-        for ((row, col), v) in stored.values(&ops, &case).indexed_iter() {
-            let nan = [70, 11].contains(&row) || [100, 3].contains(&col);
-            assert!(if nan { v.is_nan() } else { v.is_finite() }, "{config}: {v} at {row}, {col}");
+    for (pair, out) in
+        [(ROW_PAIR, DType::Bf16), (ROW_PAIR, DType::F32), (VECTOR_PAIR, DType::Bf16), (VECTOR_PAIR, DType::F32)]
+    {
+        let ops = Operands::of(&handle, spoiled(&mut rng, pair.0, m, 70, 11), spoiled(&mut rng, pair.1, n, 100, 3));
+        let (case, extras) = (Case::new(out), Extras::new(&handle, &mut rng, m, n, &[]));
+        for config in of_whole(pair.0, pair.1) {
+            let stored = execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
+            for ((row, col), v) in stored.values(&ops, &case).indexed_iter() {
+                let nan = [70, 11].contains(&row) || [100, 3].contains(&col);
+                assert!(if nan { v.is_nan() } else { v.is_finite() }, "{config}, {pair:?}: {v} at {row}, {col}");
+            }
         }
     }
 }
@@ -297,28 +313,38 @@ fn not_a_number_stays_in_its_row() {
 fn graphs_give_the_eager_bits_and_follow_a() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(178);
-    let (m, n, k) = (300, 520, 656);
     let with_all = of_whole(VEC, BLK).into_iter().enumerate().map(|(i, config)| (config, PAIRS[i % 4]));
     for (config, pair) in with_all.chain(COMMON.map(|config| (config, BLOCK_A_PAIR))) {
-        let mut ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
-        let extras = Extras::new(&handle, &mut rng, m, n, &[8]);
-        let case = layer();
-        let mut plan = planned(&handle, &case.desc(&ops), config);
-        let want = execute(&handle, &mut plan, &ops, &extras, &case);
-        let mut output = Output::new(&handle, &ops, &extras, &case);
-        let graph = capture_among_others(&handle, || plan.execute(&handle, output.args(&ops, &extras, &case))).unwrap();
-        let replay = |output: &mut Output| {
-            output.reset(&handle);
-            handle.launch(&graph).unwrap();
-            output.read(&handle, "replay")
-        };
-        for _ in 0..3 {
-            assert!(replay(&mut output) == want, "{config}: a replay differs");
-        }
-        rewrite(&handle, &tiled(&mut rng, m, k), &mut ops.a);
-        let follows = execute(&handle, &mut plan, &ops, &extras, &case);
-        assert!(follows != want && replay(&mut output) == follows, "{config}: the replay does not follow A");
+        check_graph(&handle, &mut rng, [300, 520, 656], pair, layer(), config);
     }
+}
+
+/// Replays of a captured product give the eager bits, also of another A at the same place.
+fn check_graph(
+    handle: &Handle,
+    rng: &mut Noise,
+    [m, n, k]: [usize; 3],
+    pair: (Scheme, Scheme),
+    case: Case,
+    config: Sm90Config,
+) {
+    let mut ops = Operands::new(handle, rng, [m, n, k], pair);
+    let extras = Extras::new(handle, rng, m, n, &[case.gap]);
+    let mut plan = planned(handle, &case.desc(&ops), config);
+    let want = execute(handle, &mut plan, &ops, &extras, &case);
+    let mut output = Output::new(handle, &ops, &extras, &case);
+    let graph = capture_among_others(handle, || plan.execute(handle, output.args(&ops, &extras, &case))).unwrap();
+    let replay = |output: &mut Output| {
+        output.reset(handle);
+        handle.launch(&graph).unwrap();
+        output.read(handle, "replay")
+    };
+    for _ in 0..3 {
+        assert!(replay(&mut output) == want, "{config}, {pair:?}: a replay differs");
+    }
+    rewrite(handle, &tiled(rng, m, k), &mut ops.a);
+    let follows = execute(handle, &mut plan, &ops, &extras, &case);
+    assert!(follows != want && replay(&mut output) == follows, "{config}, {pair:?}: the replay does not follow A");
 }
 
 /// Codes are all that is left to the epilogue kernel.

@@ -163,7 +163,7 @@ pub enum Quantizer {
 }
 
 impl Quantizer {
-    /// The default recipe of each scheme, other rules and roundings of NVFP4, FP8 in both directions; every cast, with scales row-major and of two groupings in each order, some by given scales
+    /// The default recipe of each scheme, other rules and roundings of NVFP4, FP8 in both directions; every cast, with scales row-major and along rows in each order, some by given scales
     /// and some scales alone; every producer to what products read, and to what casts make; SwiGLU with what it takes beside; its gradients; chosen rows; casts of codes
     /// and back.
     pub fn all() -> Result<Vec<Self>> {
@@ -179,7 +179,7 @@ impl Quantizer {
         let e2m1 = |group| CastScheme::new(CodeFormat::E2M1, group);
         for scheme in cast_schemes() {
             all.push(plain(cast(scheme)));
-            if matches!(scheme.group(), Group1x32 | Group1x128) {
+            if matches!(scheme.group(), Group1x16 | Group1x32 | Group1x64 | Group1x128) {
                 let orders = [CastScales::ColumnMajor, CastScales::Ue8m0];
                 all.extend(orders.map(|order| plain(cast(scheme.with_scales(order)))));
             }

@@ -55,6 +55,12 @@ fn every_quantizer_cast_and_producer_is_timed() {
             timed(&format!("{format} {group} row-major"), "bf16");
         }
     }
+    for group in ["1x16", "1x32", "1x64", "1x128"] {
+        for order in ["column-major", "ue8m0"] {
+            timed("bf16", &format!("cast to e4m3 {group} {order}"));
+            timed("bf16", &format!("cast to e2m1 {group} {order}"));
+        }
+    }
     ["f16", "f32"].into_iter().for_each(|out| timed("e4m3 1x128 row-major", out));
     let all = "clamp, counts, weights, experts";
     for beside in ["clamp", "clamp and counts", "weights", "experts, a quarter skipped", all] {

@@ -23,15 +23,35 @@ use scaled_gemm::reference::Noise;
 use text::Text;
 use training::{LAST, LEN, RECIPES, last, train};
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1).peekable();
+/// What a command line asks for.
+#[derive(Debug, PartialEq)]
+enum Asked {
+    Help,
+    Training { device: Option<String>, steps: usize, path: PathBuf },
+}
+
+fn usage() -> String {
+    format!("usage: train_char [--device cpu|cuda] [STEPS [FILE.svg]], with at least {LAST} steps")
+}
+
+fn asked(arguments: impl IntoIterator<Item = String>) -> Result<Asked, String> {
+    let mut arguments = arguments.into_iter().peekable();
+    if arguments.next_if(|argument| ["--help", "-h"].contains(&argument.as_str())).is_some() {
+        return Ok(Asked::Help);
+    }
     let device = arguments.next_if(|argument| argument == "--device").map(|_| arguments.next().unwrap_or_default());
     let steps = arguments.next().map_or(Ok(200), |steps| steps.parse::<usize>());
     let path = arguments.next().map_or_else(|| PathBuf::from("target/train_char.svg"), PathBuf::from);
-    let (Ok(steps @ LAST..), None) = (steps, arguments.next()) else {
-        return Err(
-            format!("usage: train_char [--device cpu|cuda] [STEPS [FILE.svg]], with at least {LAST} steps").into()
-        );
+    match (steps, arguments.next()) {
+        (Ok(steps @ LAST..), None) => Ok(Asked::Training { device, steps, path }),
+        _ => Err(usage()),
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let Asked::Training { device, steps, path } = asked(std::env::args().skip(1))? else {
+        println!("{}", usage());
+        return Ok(());
     };
     // Before the training, whose curves it would cost.
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
@@ -136,6 +156,20 @@ mod tests {
             });
             println!("seed {seed}: {bf16:.4} {fp8:.4}");
             assert!(bf16 < 1.3 && (bf16 - fp8).abs() < 0.05, "seed {seed}: bf16 {bf16}, fp8 {fp8}");
+        }
+    }
+
+    #[test]
+    fn help_is_no_error_and_wrong_arguments_are() {
+        let of = |words: &str| asked(words.split_whitespace().map(String::from));
+        assert_eq!([of("--help"), of("-h")], [Ok(Asked::Help), Ok(Asked::Help)]);
+        let training = |device: Option<&str>, steps, path: &str| {
+            Ok(Asked::Training { device: device.map(String::from), steps, path: path.into() })
+        };
+        assert_eq!(of(""), training(None, 200, "target/train_char.svg"));
+        assert_eq!(of("--device cpu 20 x.svg"), training(Some("cpu"), 20, "x.svg"));
+        for wrong in ["many", "9", "20 x.svg more", "--device cpu --help", "20 x.svg --help", "--steps 20"] {
+            assert!(of(wrong).unwrap_err().contains("usage: train_char [--device cpu|cuda]"), "{wrong}");
         }
     }
 

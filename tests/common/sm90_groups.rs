@@ -185,7 +185,8 @@ pub fn check_many(handle: &Handle, rng: &mut Noise, pair: (Scheme, Scheme), conf
 
 /// One captured graph takes the counts that the device has by then.
 pub fn check_counts_that_change(handle: &Handle, rng: &mut Noise, family: KernelFamily, pair: (Scheme, Scheme)) {
-    let (slot, n, k) = (256, 256, 656);
+    // As many k-blocks as kernels with one end have in every configuration.
+    let (slot, n, k) = (256, 256, 1168);
     let of = Groups::of(handle, rng, [4 * slot, n, k], 4, DType::Bf16, pair);
     let mut counts = numbers(handle, &[0; 4]);
     let mut d = poisoned(handle, 4 * slot * n * 2);
@@ -206,7 +207,23 @@ pub fn check_counts_that_change(handle: &Handle, rng: &mut Noise, family: Kernel
 
 /// A, B, a bias, where groups lie and D in one allocation, 0xFF between them and in what is of no group: the bits of operands apart, and only rows of groups are written.
 pub fn check_groups_between_guards(handle: &Handle, rng: &mut Noise, pair: (Scheme, Scheme), out: DType) {
-    let (m, n, k, gap) = (401, 128, 400, 8);
+    check_guarded_groups(handle, rng, pair, out, 400, true);
+}
+
+/// The same of products that nothing follows, and of as many k-blocks as kernels with one end have in every configuration.
+pub fn check_plain_groups_between_guards(handle: &Handle, rng: &mut Noise, pair: (Scheme, Scheme)) {
+    check_guarded_groups(handle, rng, pair, DType::Bf16, 1168, false);
+}
+
+fn check_guarded_groups(
+    handle: &Handle,
+    rng: &mut Noise,
+    pair: (Scheme, Scheme),
+    out: DType,
+    k: usize,
+    has_more: bool,
+) {
+    let (m, n, gap) = (401, 128, 8);
     let places = [(0, 63), (64, 0), (64, 1), (128, 130), (260, 141)];
     let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
     let bias = bytes_of(DType::Bf16, &(0..places.len() * n).map(|_| rng.normal()).collect::<Vec<_>>());
@@ -217,7 +234,8 @@ pub fn check_groups_between_guards(handle: &Handle, rng: &mut Noise, pair: (Sche
     for config in of_groups_with(pair) {
         let call = |a: &QuantMatrix, b: &QuantMatrix, d: MatMut<'_>, rows: GroupedRows<'_>, bias: VecRef<'_>| {
             let args = GroupedGemmArgs::new(a, b, places.len(), rows, d.with_row_stride(n + gap).unwrap());
-            handle.grouped_gemm(args.alpha(0.5).bias(bias).activation(Activation::Silu).config(config)).unwrap();
+            let args = if has_more { args.alpha(0.5).bias(bias).activation(Activation::Silu) } else { args };
+            handle.grouped_gemm(args.config(config)).unwrap();
         };
         let count = places.len() * n;
         let mut apart = handle.upload(&vec![0xFFu8; d_bytes]).unwrap();
@@ -243,7 +261,7 @@ pub fn check_groups_between_guards(handle: &Handle, rng: &mut Noise, pair: (Sche
         let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
         let bias = VecRef::new(&bias, DType::Bf16, count).unwrap();
         call(&a, &b, MatMut::new(&mut d, out, m, n).unwrap(), rows, bias);
-        let words = format!("{config}, {pair:?}");
+        let words = format!("{config}, {pair:?}, k = {k}");
         let after = arena.read_behind(handle, &before, &written, &words);
         assert!(after[at..at + d_bytes] == apart, "other bits than of operands apart: {words}");
         assert!(gathered_bytes(&after, &written).iter().any(|byte| *byte != 0xFF), "{words}");

@@ -17,6 +17,9 @@ fn groups_between_guards() {
     ] {
         check_groups_between_guards(&handle, &mut rng, pair, out);
     }
+    for pair in [(VEC, BLK), ROW_PAIR, TENSOR_PAIR] {
+        check_plain_groups_between_guards(&handle, &mut rng, pair);
+    }
 }
 
 /// Small, for runs under a sanitizer, too: each kernel of groups with 1x128 scales on both sides. One k-block, a cut one, and more than any ring has stages.

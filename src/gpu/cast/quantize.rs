@@ -2,6 +2,7 @@
 //!
 //! The bytes are those of [`crate::reference`], for every recipe, input type and shape.
 
+use super::apart::{Quantizing, check_dequantized};
 use crate::error::{Error, Result};
 use crate::format::pair::{K_MULTIPLE, check_quantize_cols};
 use crate::format::{
@@ -11,7 +12,7 @@ use crate::format::{
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Capture;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output};
+use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output, check_floats};
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans};
 
 /// Which operands a quantizer writes.
@@ -143,6 +144,8 @@ impl Handle {
         let plain = plain_parts.as_ref().map(output);
         let transposed_parts = transposed.as_mut().map(|out| out.write(&order)).transpose()?;
         let transposed = transposed_parts.as_ref().map(output);
+        let (out, out_t) = (plain_parts.as_ref(), transposed_parts.as_ref());
+        Quantizing { out, transposed: out_t, ..Quantizing::of(read_of(x, &source)) }.check()?;
 
         let kernels = self.kernels();
         let empty = x.rows() == 0 || x.cols() == 0;
@@ -270,6 +273,9 @@ impl Handle {
         let plain = plain_parts.as_ref().map(output);
         let transposed_parts = transposed.as_mut().map(|out| out.write(&order)).transpose()?;
         let transposed = transposed_parts.as_ref().map(output);
+        let number = given.map(|given| given.number().at(&order)).transpose()?;
+        let apart = Quantizing { given: number.as_ref(), ..Quantizing::of(read_of(x, &source)) };
+        Quantizing { out: plain_parts.as_ref(), transposed: transposed_parts.as_ref(), ..apart }.check()?;
         let (out, out_t) = (plain.as_ref(), transposed.as_ref());
         let kernels = self.kernels();
         let recipe = match recipe {
@@ -286,9 +292,8 @@ impl Handle {
                 ));
             }
         };
-        if let Some(given) = given {
-            let span = given.number().at(&order)?;
-            let given = level(given, &span);
+        if let (Some(given), Some(number)) = (given, &number) {
+            let given = level(given, number);
             return kernels.quantize_nvfp4(stream, &input, recipe, [Some(given); 2], false, out, out_t);
         }
         if recipe.scheme() == Scheme::Nvfp4Row {
@@ -370,6 +375,9 @@ impl Handle {
         let number = scale.number().at(&order)?;
         let factor = factor(scale, &number)?;
         let amax = amax.map(|bytes| bytes.at(&order)).transpose()?;
+        let raised = amax.map(|amax| amax.slice(0, 4));
+        let apart = Quantizing { given: Some(&number), ..Quantizing::of(read_of(x, &source)) };
+        Quantizing { out: Some(&spans), amax: raised, ..apart }.check()?;
         self.kernels().quantize_tensor(stream, &input, format, factor, &target, amax.as_ref())?;
         drop(order);
         out.set_basis(Basis::Plain);
@@ -436,7 +444,9 @@ impl Handle {
         let spans = q.read_in_order(&order)?;
         let QuantSpans { codes, scales, block_scales } = &spans;
         let (dtype, stride) = (y.dtype(), y.row_stride());
+        let bytes = y.extent_bytes();
         let target = y.data_mut().at(&order)?;
+        check_dequantized(&spans, target.slice(0, bytes))?;
         if q.scheme().spec().block.is_some() {
             let (scheme, rows, cols, scales) = (q.scheme(), q.rows(), q.cols(), Some(scales));
             let order = q.code_order();
@@ -458,7 +468,9 @@ impl Handle {
         let source = x.data().at(&order)?;
         let (state, _) = self.amax_state();
         let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
-        self.kernels().amax_tensor(stream, &input(x, &source), recipe, &state, None, Some(&amax.at(&order)?))
+        let amax = amax.at(&order)?;
+        Quantizing { amax: Some(amax.slice(0, 4)), ..Quantizing::of(read_of(x, &source)) }.check()?;
+        self.kernels().amax_tensor(stream, &input(x, &source), recipe, &state, None, Some(&amax))
     }
 
     /// `amax[i] = max over j of |x[i, j]|`, NaN ignored: one FP32 a row. Allocates nothing and waits for nothing.
@@ -474,6 +486,8 @@ impl Handle {
         let order = stream.order();
         let source = x.data().at(&order)?;
         let amax = amax.at(&order)?;
+        Quantizing { amax: Some(amax.slice(0, x.rows() * 4)), ..Quantizing::of(read_of(x, &source)) }.check()?;
+        check_floats("row amax", &amax, x.rows())?;
         self.kernels().zero(stream, &amax, x.rows() * 4)?;
         self.kernels().amax_row_column(stream, &input(x, &source), Some(&amax), None)
     }
@@ -481,6 +495,11 @@ impl Handle {
 
 fn input<'a>(x: &MatRef<'_>, span: &'a Span<'a>) -> Input<'a> {
     Input { x: span, dtype: x.dtype(), rows: x.rows(), cols: x.cols(), row_stride: x.row_stride() }
+}
+
+/// What is read of x: its memory may be longer.
+fn read_of<'s>(x: &MatRef<'_>, span: &Span<'s>) -> Span<'s> {
+    span.slice(0, x.extent_bytes())
 }
 
 fn check_input(x: &MatRef<'_>) -> Result<()> {
