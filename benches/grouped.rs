@@ -170,7 +170,7 @@ fn measure(handle: &Handle, watch: &ClockWatch, case: [usize; 3], pair: [Scheme;
         ways.push(Way::OneByOne(Box::new(plan)));
     }
     let is_first = pair == PAIRS[0].1;
-    let of_groups = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1);
+    let of_groups = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1 && !config.ends_plainly());
     let of_groups = of_groups.filter(|config| is_first || COMMON.contains(config));
     ways.extend(of_groups.map(|config| Way::Contiguous(Some(config))));
     ways.extend([Way::Contiguous(None), Way::Masked]);

@@ -172,7 +172,7 @@ fn a_scale_for_each_group_is_that_of_its_operand_alone() {
             assert!(same, "{what}, group {g}");
         }
     };
-    for config in Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1) {
+    for config in Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1 && !config.ends_plainly()) {
         d = handle.upload(&vec![f32::NAN; GROUPS * SLOT * OUT]).unwrap();
         handle
             .grouped_gemm(

@@ -135,7 +135,7 @@ fn hopper() -> Option<Handle> {
 
 /// No configuration, and each that has kernels.
 fn chosen_and_asked() -> Vec<Option<Sm90Config>> {
-    let of_groups = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1);
+    let of_groups = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1 && !config.ends_plainly());
     [None].into_iter().chain(of_groups.map(Some)).collect()
 }
 

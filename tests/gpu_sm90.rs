@@ -22,8 +22,8 @@ use guarded::check_guarded;
 use ndarray::s;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
-    DType, Finish, Formulation, GemmDesc, GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut, MatRef,
-    PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, Sm90Config, TuneRecord,
+    Accumulate, Activation, DType, Epilogue, Finish, Formulation, GemmDesc, GroupedGemmArgs, GroupedRows, Handle,
+    KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, Sm90Config, TuneRecord,
 };
 use sm90::*;
 use sm90_groups::*;
@@ -63,6 +63,59 @@ fn shapes_that_cut_tiles_stages_and_clusters() {
     println!("largest error {worst:.3} of its tolerance");
 }
 
+/// Tiles of multiples of 16 columns: 128x128 scales meet at each of their columns that they may meet at, the last tile is cut at each of them, too, and blocks that divide k have
+/// none of it, some, and unequal parts. What alpha asks for is done by kernels with other ends, which give the same sums.
+#[test]
+fn tiles_that_end_plainly() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(153);
+    let bf16 = Case { gap: 8, ..Case::new(DType::Bf16) };
+    // 1152 columns are eight tiles of 144, which begin at each multiple of 16 of a tile of scales; of tiles of 80 columns it takes 640, of 96 384.
+    for (i, n) in (1152..=1296).step_by(16).enumerate() {
+        let [m, k] = [[1, 1040], [65, 2064], [129, 128], [192, 400], [300, 1168]][i % 5];
+        check(&handle, &mut rng, [m, n, k], (VEC, BLK), bf16);
+        check(&handle, &mut rng, [m, n + 8, k], (VEC, BLK), Case { alpha: [1.0, -0.5][i % 2], ..bf16 });
+    }
+    // Several rounds of all of them.
+    check(&handle, &mut rng, [1500, 3080, 528], (VEC, BLK), bf16);
+}
+
+/// Those are for no other product: neither offered for one, nor taken from a record.
+#[test]
+fn what_ends_plainly_is_refused_for_other_products() {
+    let Some(handle) = hopper() else { return };
+    let desc = |a, b, out| GemmDesc::new(4096, 576, 7168, a, b, out);
+    let plain = desc(VEC, BLK, DType::Bf16);
+    let bias = Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() };
+    let wide = desc(VEC, BLK, DType::F32);
+    let others = [
+        desc(VEC, BLK, DType::F16),
+        wide,
+        wide.with_accumulate(Accumulate::Add),
+        plain.with_epilogue(bias),
+        plain.with_epilogue(Epilogue { activation: Activation::Relu, ..Epilogue::default() }),
+        plain.with_epilogue(Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() }),
+        desc(VECTOR_PAIR.0, VECTOR_PAIR.1, DType::Bf16),
+        desc(ROW_PAIR.0, ROW_PAIR.1, DType::Bf16),
+        desc(BLOCK_A_PAIR.0, BLOCK_A_PAIR.1, DType::Bf16),
+    ];
+    let offered = |desc: &GemmDesc| plan(&handle, desc, Formulation::Sm90).record().unwrap().to_json().unwrap();
+    for config in Sm90Config::ALL {
+        planned(&handle, &plain, config);
+    }
+    for desc in others {
+        let text = offered(&desc);
+        let (before, rest) = text.split_once("\"sm90\": \"").unwrap();
+        let (first, after) = rest.split_once('"').unwrap();
+        for config in Sm90Config::ALL.into_iter().filter(|config| config.ends_plainly()) {
+            assert_ne!(first, config.to_string(), "{desc}");
+            let record = TuneRecord::from_json(&format!("{before}\"sm90\": \"{config}\"{after}")).unwrap();
+            let planned = handle.plan_with(&desc, &PlanOptions::default().with_record(record));
+            refused(planned, &["tuning record refused", "sm90 has no such algorithm"]);
+        }
+    }
+}
+
 /// All operands in one allocation, 0xFF between them: the bits of operands apart, and nothing but D is written.
 #[test]
 fn operands_between_guards() {
@@ -73,10 +126,11 @@ fn operands_between_guards() {
         ([65, 120, 144], Case { gap: 8, ..Case::new(DType::F16) }),
         ([131, 136, 400], Case { gap: 4, ..Case::new(DType::F32) }),
         ([259, 200, 2064], Case { gap: 8, ..Case::new(DType::Bf16) }),
+        ([131, 1160, 1040], Case { gap: 8, ..Case::new(DType::Bf16) }),
     ] {
         let ops = Operands::new(&handle, &mut rng, [m, n, k], (VEC, BLK));
         let extras = Extras::new(&handle, &mut rng, m, n, &[]);
-        for config in Sm90Config::ALL {
+        for config in serving(VEC, BLK, &case) {
             check_guarded(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
         }
     }
@@ -144,16 +198,35 @@ fn equal_rows_have_equal_results_for_any_m() {
     let (most, n, k) = (1200, 520, 1168);
     let (x, w) = (tiled(&mut rng, most, k), quantized(&tiled(&mut rng, n, k), BLK));
     let case = Case::new(DType::Bf16);
+    let all: Vec<_> = serving(VEC, BLK, &case).into_iter().filter(|config| config.k_parts() == 1).collect();
     let rows = |start: usize, m: usize| {
         let part = x.slice(s![start..start + m, ..]).to_owned();
         let ops = Operands::of(&handle, quantized(&part, VEC), w.clone());
         let extras = Extras::new(&handle, &mut Noise::new(146), m, n, &[]);
-        let mut plan = planned(&handle, &case.desc(&ops), of_groups()[(start + m) % of_groups().len()]);
+        let mut plan = planned(&handle, &case.desc(&ops), all[(start + m) % all.len()]);
         let stored = execute(&handle, &mut plan, &ops, &extras, &case);
         (stored.bytes, plan.explain())
     };
     let (want, _) = rows(0, most);
-    for (start, m) in [(0, 1), (0, 64), (7, 1), (100, 63), (300, 129), (128, 128), (1, 300), (0, 700), (600, 600)] {
+    for (start, m) in [
+        (0, 1),
+        (0, 64),
+        (7, 1),
+        (100, 63),
+        (300, 129),
+        (128, 128),
+        (1, 300),
+        (0, 700),
+        (600, 600),
+        (2, 2),
+        (2, 3),
+        (2, 4),
+        (2, 5),
+        (2, 6),
+        (2, 7),
+        (2, 8),
+        (2, 9),
+    ] {
         let (found, words) = rows(start, m);
         assert!(found == want[start * n * 2..(start + m) * n * 2], "rows {start} to {}\n{words}", start + m);
     }

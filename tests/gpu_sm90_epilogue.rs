@@ -299,7 +299,7 @@ fn not_a_number_stays_in_its_row() {
     {
         let ops = Operands::of(&handle, spoiled(&mut rng, pair.0, m, 70, 11), spoiled(&mut rng, pair.1, n, 100, 3));
         let (case, extras) = (Case::new(out), Extras::new(&handle, &mut rng, m, n, &[]));
-        for config in Sm90Config::ALL {
+        for config in of_whole(pair.0, pair.1) {
             let stored = execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
             for ((row, col), v) in stored.values(&ops, &case).indexed_iter() {
                 let nan = [70, 11].contains(&row) || [100, 3].contains(&col);
@@ -313,7 +313,7 @@ fn not_a_number_stays_in_its_row() {
 fn graphs_give_the_eager_bits_and_follow_a() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(178);
-    let with_all = Sm90Config::ALL.into_iter().enumerate().map(|(i, config)| (config, PAIRS[i % 4]));
+    let with_all = of_whole(VEC, BLK).into_iter().enumerate().map(|(i, config)| (config, PAIRS[i % 4]));
     for (config, pair) in with_all.chain(COMMON.map(|config| (config, BLOCK_A_PAIR))) {
         check_graph(&handle, &mut rng, [300, 520, 656], pair, layer(), config);
     }

@@ -389,12 +389,20 @@ template <class C> struct Sm90Math {
     // The k-blocks from `block` on. Where an atom lies in two tiles of scales, a loop for each place where they meet: their selection costs a tenth of the time.
     __device__ __forceinline__ void run(Sm90Sums<C>& sum, u32 block, u32 end) {
         if constexpr (!C::CROSSED) return run_with<0>(sum, block, end);
+        if constexpr (C::CUT == 16 || C::OUT_COLS < 128) return run_from<C::CUT>(sum, block, end);
         if (edge == 128) return run_with<128>(sum, block, end);
         if (edge == 64) return run_with<64>(sum, block, end);
         if constexpr (C::CUT == 32) {
             if (edge == 32) return run_with<32>(sum, block, end);
             return run_with<96>(sum, block, end);
         }
+    }
+
+    // Where they meet at EDGE columns, or behind that.
+    template <u32 EDGE> __device__ __forceinline__ void run_from(Sm90Sums<C>& sum, u32 block, u32 end) {
+        if constexpr (EDGE >= 128 || EDGE >= C::OUT_COLS) run_with<128>(sum, block, end);
+        else if (edge == EDGE) run_with<EDGE>(sum, block, end);
+        else run_from<EDGE + C::CUT>(sum, block, end);
     }
 
     // What the producer says with the first stage of a tile; its last word is the group, or how many blocks of k the tile has.

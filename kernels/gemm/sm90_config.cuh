@@ -34,10 +34,10 @@ constexpr u32 GROUPS_NONE = 0;
 constexpr u32 GROUPS_OF_ROWS = 1;
 constexpr u32 GROUPS_OF_K = 2;
 
-template <u32 ROWS_, u32 COLS_,  // rows of A and of B in the tile of a block; of B 64, 128, 160 or 192, of SwiGLU twice 128
+template <u32 ROWS_, u32 COLS_,  // rows of A and of B in the tile of a block; of B 64, 128, 160 or 192, with a plain end also 32, 80, 96 or 144, of SwiGLU twice 128
           u32 GROUPS_,           // math warpgroups, side by side along rows, or along columns where rows are 64
           u32 SHARE_, u32 STAGES_,
-          u32 ATOM_,      // columns of one product: 64, 128, 160 or 192
+          u32 ATOM_,      // columns of one product, likewise
           u32 DEPTH_,     // products of a warpgroup that run at once; 1: each is waited for
           u32 UNROLL_,    // k-blocks of the loop's body
           u32 STORE_,
@@ -54,8 +54,8 @@ struct Sm90Config {
     static constexpr u32 PARTS = END == END_SWIGLU ? 2 : 1, OUT_COLS = COLS / PARTS, OUT_WIDE = WIDE / PARTS, OUT_ATOMS = ATOMS / PARTS;
     static constexpr u32 THREADS = 128 * (GROUPS + 1), SHARERS = SHARE == SHARE_NONE ? 1 : 2, CLUSTER = SHARERS * SPLIT;
     static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS;  // rows that a copy brings
-    // For each warp 16 x 64 of D in BF16, or 16 x 32 of sums in FP32; a warpgroup's, or all of its D in BF16.
-    static constexpr u32 SLAB_BYTES = 2048, SLABS_BYTES = STORE == STORE_BOXES ? TALL * OUT_WIDE * 2 : 4 * SLAB_BYTES;
+    // For each warp 16 x 64 of D in BF16, or 16 x 32 of sums in FP32; a warpgroup's, or all of its D in BF16, or nothing where that is stored directly.
+    static constexpr u32 SLAB_BYTES = 2048, SLABS_BYTES = STORE == STORE_BOXES ? TALL * OUT_WIDE * 2 : STORE == STORE_DIRECT && END == END_PLAIN ? 0 : 4 * SLAB_BYTES;
     // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
     static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
     static constexpr u32 SCALES_B_BYTES = COLS * 4;  // of 128x128 scales 16, those of four k-blocks, for each tile of them; of A likewise
@@ -63,8 +63,10 @@ struct Sm90Config {
     static constexpr u32 SCALES_A = SLAB + GROUPS * SLABS_BYTES;
     static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
     static constexpr u32 FULL = SCALES_B + STAGES * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES, SHARED = 1024 + EMPTY + 8 * STAGES;
-    // Tiles of 128x128 scales along n that a tile lies in: of more than 128 columns two, which meet at a multiple of CUT columns; inside of an atom that is longer.
-    static constexpr u32 SPAN = OUT_COLS > 128 ? 2 : 1, SCALE_PARTS = PARTS * SPAN, CUT = OUT_COLS % 64 == 0 ? 64 : 32;
+    // Tiles of 128x128 scales along n that a tile lies in at the most: they meet at multiples of CUT columns; inside of an atom that is longer.
+    static constexpr u32 CUT = OUT_COLS % 128 == 0 ? 128 : OUT_COLS % 64 == 0 ? 64 : OUT_COLS % 32 == 0 ? 32 : 16;
+    static constexpr u32 SPAN = (128 - CUT + OUT_COLS + 127) / 128, SCALE_PARTS = PARTS * SPAN;
+    static_assert(SPAN <= 2, "a tile lies in two tiles of scales at the most");
     static constexpr bool CROSSED = SPAN > 1 && ATOM > CUT && SCALES == SCALES_BLOCK;
     // Whether tiles whose D needs nothing but to be stored have a loop of their own.
     static constexpr bool AS_NUMBERS = END == END_NUMBERS || END == END_PLAIN || END == END_FP32;
@@ -81,15 +83,17 @@ struct Sm90Config {
     static_assert(SCALES != SCALES_BLOCK_A || (ROWS <= 256 && TALL <= 128), "a warpgroup's rows lie in one tile of 128x128 scales");
     // Where an atom of a warpgroup begins in a stage of B, in rows.
     __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }
-    static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 32 == 0 && (STORE == STORE_DIRECT || OUT_WIDE % 64 == 0), "whole atoms");
-    static_assert(OUT_COLS <= 128 || (OUT_COLS % CUT == 0 && OUT_COLS <= 128 + CUT && ACROSS == 1 && (DEPTH == 1 || !CROSSED)), "a tile lies in two tiles of scales");
+    static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % (END == END_PLAIN ? 16 : 32) == 0 && (STORE == STORE_DIRECT || OUT_WIDE % 64 == 0), "whole atoms");
+    static_assert(SPAN == 1 || (ACROSS == 1 && (DEPTH == 1 || !CROSSED)), "a tile lies in two tiles of scales");
     static_assert(AS_NUMBERS || OUT_COLS == 128, "a row of a tile is a group; each part of B has one scale of 128x128");
     static_assert(AS_NUMBERS || SCALES == SCALES_BLOCK || (END == END_SWIGLU && SCALES == SCALES_OUTER), "scales of what is cast");
     static_assert(END != END_FP32 || SCALES == SCALES_VECTOR, "what adds to D itself");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
-    // Where k is divided: columns of a warpgroup that a block of the cluster ends, in whole stores of 32, how many blocks end some, the last of them what is left, and their partial sums in the
-    // place of the stages.
-    static constexpr u32 PART_WIDE = (WIDE / SPLIT + 31) / 32 * 32, ENDERS = (WIDE + PART_WIDE - 1) / PART_WIDE, LAST_WIDE = WIDE - (ENDERS - 1) * PART_WIDE;
+    // Where k is divided: columns of a warpgroup that a block of the cluster ends, in whole stores of 32, or in halves of one where a plain end would else leave the last block half of the others'
+    // or less; how many blocks end some, the last of them what is left, and their partial sums in the place of the stages.
+    static constexpr u32 WHOLE = (WIDE / SPLIT + 31) / 32 * 32, PART_STEP = END == END_PLAIN && 2 * (WIDE - (WIDE - 1) / WHOLE * WHOLE) <= WHOLE ? 16 : 32;
+    static constexpr u32 PART_WIDE = SPLIT == 1 ? WIDE : (WIDE / SPLIT + PART_STEP - 1) / PART_STEP * PART_STEP;
+    static constexpr u32 ENDERS = (WIDE + PART_WIDE - 1) / PART_WIDE, LAST_WIDE = WIDE - (ENDERS - 1) * PART_WIDE;
     static constexpr u32 PART_BYTES = 128 * GROUPS * WAVES * PART_WIDE * 2;
     static_assert(SPLIT == 1 || (SHARE == SHARE_NONE && STORE == STORE_DIRECT && AS_NUMBERS && (SPLIT - 1) * PART_BYTES <= SLAB), "as sm90_join has it");
 };

@@ -14,4 +14,10 @@
     SM90_CONFIG_SPLIT(NAME, END_PLAIN, SCALES_BLOCK, __VA_ARGS__)           \
     SM90_KERNEL(gemm_fp8_plain_##NAME, Config_##NAME, GROUPS_NONE)
 
+#define SM90_PLAIN(NAME, ...)                                               \
+    SM90_CONFIG_ENDING(NAME, END_PLAIN, SCALES_BLOCK, __VA_ARGS__)          \
+    SM90_KERNEL(gemm_fp8_plain_##NAME, Config_##NAME, GROUPS_NONE)
+
+#define SM90_PLAIN_SPLIT SM90_SPLIT
+
 #include "gemm/sm90_table.cuh"

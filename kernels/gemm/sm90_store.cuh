@@ -43,7 +43,7 @@ __device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
     else w[2] = x, w[3] = y;
 }
 
-// From registers: each thread sixteen bytes of a row, four neighbours 64.
+// From registers: each thread sixteen bytes of a row, four neighbours 64; of the last 16 columns of a tile that is no multiple of 32 wide two of them 32.
 template <class T, class C>
 __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
     const u32 lane = sm90_lane<C>();
@@ -56,13 +56,17 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
             T* to = (T*)p.d + (u64)(tile.row + at) * p.stride_d + first;
 #pragma unroll
             for (u32 c = 0; c < C::OUT_WIDE; c += 32) {
+                constexpr u32 WIDE = C::OUT_WIDE;
                 u32 w[4];
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
-                    const float* pair = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + i) * 4 + 2 * half];
+                    // Beyond a tail of 16 columns, whatever: it is not stored.
+                    const u32 from = c + 8 * i < WIDE ? i : 0;
+                    const float* pair = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + from) * 4 + 2 * half];
                     w[i] = pack_pair<T>(pair[0], pair[1]);
                 }
                 transpose_words(w);
+                if (WIDE % 32 != 0 && c + 8 * (lane % 4) >= WIDE) continue;
                 if ((int)at < tile.rows && first + c < p.n) *(uint4*)(to + c) = {w[0], w[1], w[2], w[3]};
             }
         }

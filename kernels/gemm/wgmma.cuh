@@ -35,16 +35,22 @@ template <u32 R> __device__ __forceinline__ void hold(float (&d)[R]) {
 #define WGMMA_NAMES_8 WGMMA_NAMES_4 ", %4, %5, %6, %7"
 #define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_NAMES_32 WGMMA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_NAMES_48 WGMMA_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_NAMES_64                                                                                \
     WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
                    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_NAMES_72 WGMMA_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define WGMMA_NAMES_80 WGMMA_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define WGMMA_NAMES_96 WGMMA_NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define WGMMA_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_SUMS_8(i) WGMMA_SUMS_4(i), WGMMA_SUMS_4(i + 4)
 #define WGMMA_SUMS_16(i) WGMMA_SUMS_8(i), WGMMA_SUMS_8(i + 8)
 #define WGMMA_SUMS_32(i) WGMMA_SUMS_16(i), WGMMA_SUMS_16(i + 16)
+#define WGMMA_SUMS_40(i) WGMMA_SUMS_32(i), WGMMA_SUMS_8(i + 32)
+#define WGMMA_SUMS_48(i) WGMMA_SUMS_32(i), WGMMA_SUMS_16(i + 32)
 #define WGMMA_SUMS_64(i) WGMMA_SUMS_32(i), WGMMA_SUMS_32(i + 32)
+#define WGMMA_SUMS_72(i) WGMMA_SUMS_64(i), WGMMA_SUMS_8(i + 64)
 #define WGMMA_SUMS_80(i) WGMMA_SUMS_64(i), WGMMA_SUMS_16(i + 64)
 #define WGMMA_SUMS_96(i) WGMMA_SUMS_64(i), WGMMA_SUMS_32(i + 64)
 
@@ -64,6 +70,9 @@ WGMMA(8, 4, 5, 6)
 WGMMA(16, 8, 9, 10)
 WGMMA(32, 16, 17, 18)
 WGMMA(64, 32, 33, 34)
+WGMMA(80, 40, 41, 42)
+WGMMA(96, 48, 49, 50)
 WGMMA(128, 64, 65, 66)
+WGMMA(144, 72, 73, 74)
 WGMMA(160, 80, 81, 82)
 WGMMA(192, 96, 97, 98)

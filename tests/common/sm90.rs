@@ -3,8 +3,8 @@
 
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
-    Accumulation, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, HostQuantMatrix, KernelFamily,
-    PlanOptions, Scheme, Sm90Config, TuneRecord,
+    Accumulation, Activation, DType, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, HostQuantMatrix,
+    KernelFamily, PlanOptions, Scheme, Sm90Config, TuneRecord,
 };
 
 use crate::common::gemm::*;
@@ -55,16 +55,24 @@ pub fn planned(handle: &Handle, desc: &GemmDesc, config: Sm90Config) -> GemmPlan
 
 /// Those that have kernels for groups.
 pub fn of_groups() -> Vec<Sm90Config> {
-    Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1).collect()
+    Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1 && !config.ends_plainly()).collect()
 }
 
 /// Those with kernels of every kind: for E5M2 codes on one side, for 128x128 scales of A, and for groups of rows with 1x128 scales on both.
 pub const COMMON: [Sm90Config; 4] =
     [Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128, Sm90Config::Tile64x64Two];
 
-/// Those that have kernels for whole products of these operands.
+/// Those that have kernels for whole products of these operands, whatever follows the sums.
 pub fn of_whole(a: Scheme, b: Scheme) -> Vec<Sm90Config> {
-    if (a, b) == BLOCK_A_PAIR || has_e5m2((a, b)) { COMMON.to_vec() } else { Sm90Config::ALL.to_vec() }
+    let all = if (a, b) == BLOCK_A_PAIR || has_e5m2((a, b)) { &COMMON[..] } else { &Sm90Config::ALL };
+    all.iter().copied().filter(|config| !config.ends_plainly()).collect()
+}
+
+/// Those, and where D is BF16 and nothing follows the sums, but for alpha, those that have no other end.
+pub fn serving(a: Scheme, b: Scheme, case: &Case) -> Vec<Sm90Config> {
+    let follows = case.beta.is_some() || case.bias.is_some() || case.residual.is_some();
+    let plain = !follows && case.activation == Activation::None && case.out == DType::Bf16;
+    if plain && (a, b) == (VEC, BLK) { Sm90Config::ALL.to_vec() } else { of_whole(a, b) }
 }
 
 /// Those that have kernels for groups of rows of these operands.
@@ -105,7 +113,7 @@ pub fn check_operands(handle: &Handle, ops: &Operands, extras: &Extras, case: Ca
     let bound = ops.sums(Accumulation::Precise).with(&extras.inputs(ops, &case), Gelu::Ieee).unwrap();
     let mut firsts = std::collections::HashMap::new();
     let mut worst = 0f64;
-    for config in of_whole(ops.host_a.scheme(), ops.host_b.scheme()) {
+    for config in serving(ops.host_a.scheme(), ops.host_b.scheme(), &case) {
         let mut plan = planned(handle, &desc, config);
         assert_eq!(plan.finish(), Finish::Fused, "{}", plan.explain());
         let stored = execute(handle, &mut plan, ops, extras, &case);

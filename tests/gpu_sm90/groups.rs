@@ -108,12 +108,20 @@ fn grouped_refusals_name_operand_numbers_and_rule() {
         handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d)),
         &["counts of groups: 8 bytes", "at least 16"],
     );
-    // Configurations that divide k, in both places where one is chosen.
-    for config in Sm90Config::ALL.into_iter().filter(|config| config.k_parts() > 1) {
+    // Configurations that divide k or end plainly, in both places where one is chosen.
+    for config in Sm90Config::ALL.into_iter().filter(|config| !of_groups().contains(config)) {
         let name = config.to_string();
-        let words = [&name[..], "of a product of groups", "groups have any number of tiles", "without -k in its name"];
+        let divides =
+            [&name[..], "of a product of groups", "groups have any number of tiles", "without -k in its name"];
+        let plain = [&name[..], "of another product than a whole one", "have no other end", "for none"];
+        let words = if config.ends_plainly() { plain } else { divides };
         let two = numbers(&handle, &[1, 1]);
+        let one_part = config.k_parts() == 1;
         for schemes in [(VEC, BLK), VECTOR_PAIR, ROW_PAIR, TENSOR_PAIR] {
+            // Two vectors of scales are the reason there.
+            if one_part && schemes == VECTOR_PAIR {
+                continue;
+            }
             let (a, b) = (zeros(schemes.0, 256, 128), zeros(schemes.1, 256, 128));
             let mut asked = |explains: bool| {
                 let rows = GroupedRows::Masked { slot_rows: 128, counts: (&two).into() };
@@ -125,7 +133,8 @@ fn grouped_refusals_name_operand_numbers_and_rule() {
         }
     }
     // Those without kernels for two vectors of scales.
-    for config in of_groups().into_iter().filter(|config| !COMMON.contains(config)) {
+    let one_part = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1);
+    for config in one_part.filter(|config| !COMMON.contains(config)) {
         let (a, b) = (zeros(VEC, 256, 128), zeros(VEC, 256, 128));
         let rows = GroupedRows::Masked { slot_rows: 128, counts: (&counts).into() };
         let d = MatMut::new(&mut buffer, bf16, 256, 128).unwrap();

@@ -93,15 +93,16 @@ fn a_million_calls() {
     let mut all = Vec::new();
     for (i, config) in Sm90Config::ALL.into_iter().enumerate() {
         for (j, pair) in [(VEC, BLK), VECTOR_PAIR, ROW_PAIR, TENSOR_PAIR, BLOCK_A_PAIR].into_iter().enumerate() {
-            if !of_whole(pair.0, pair.1).contains(&config) {
-                continue;
-            }
             let shape = [[131, 136, 1168], [64, 264, 1040], [1, 8, 16], [257, 128, 144]][(i + j) % 4];
             let added = Case { beta: Some(1.0), alpha: -0.75, gap: 4, ..Case::new(DType::F32) };
-            let case =
-                [Case { gap: 8, ..Case::new(DType::Bf16) }, layer(), Case::new(DType::F16), added][(i + 2 * j) % 4];
+            let plain = Case { gap: 8, ..Case::new(DType::Bf16) };
+            let case = [plain, layer(), Case::new(DType::F16), added][(i + 2 * j) % 4];
+            let case = if config.ends_plainly() { plain } else { case };
+            if !serving(pair.0, pair.1, &case).contains(&config) {
+                continue;
+            }
             all.push(Soaked::whole(&handle, &mut rng, shape, pair, case, config));
-            if config.k_parts() == 1 && ![VECTOR_PAIR, BLOCK_A_PAIR].contains(&pair) {
+            if of_groups().contains(&config) && ![VECTOR_PAIR, BLOCK_A_PAIR].contains(&pair) {
                 all.push(Soaked::groups(&handle, &mut rng, pair, config));
             }
         }

@@ -164,8 +164,14 @@ mod tests {
         // What the numbers say is the business of `measured`; here they are followed, by row or by rule, whatever they are.
         let other = Facts { measured: None, ..H200 };
         let mut seen = std::collections::HashSet::new();
-        for (m, n, k) in [(1, 24576, 1536), (64, 24576, 1536), (8192, 4096, 7168), (16, 9984, 4096), (8192, 9984, 4096)]
-        {
+        for (m, n, k) in [
+            (1, 24576, 1536),
+            (64, 24576, 1536),
+            (4096, 24576, 1536),
+            (8192, 4096, 7168),
+            (16, 9984, 4096),
+            (8192, 9984, 4096),
+        ] {
             for (a, b, alternative) in [(vec, blk, RepeatedScales), (row, row, Rescaled)] {
                 for facts in [H200, H100, other, Facts { sm_count: 8, ..other }] {
                     let fast = alternative == Rescaled;

@@ -10,34 +10,56 @@ struct Cost {
     tile: usize,
 }
 
-/// Fitted to the times of each kernel alone at 58 products, m of 128 to 8192 (H200, `kernels.md` of `benches/record/2026-11-26-nvidia-h200-sm90`), with those near the fastest counting
-/// most: the first choice is 0.7 % behind the fastest on average, 7 % at the most; of shapes kept out of a fit as much. With kernels that have a plain end alone on an H100 (36 products, `plain-end.txt`
-/// of `2026-11-26-nvidia-h100-sm90`) 1.4 % and 12 % (128 x 4096 x 7168, where two blocks that divide k read memory worse than on an H200).
+/// Fitted to the times of each kernel alone, m of 128 to 8192, with those near the fastest counting most: 59 products on an H200 (`kernels.md` of
+/// `benches/record/2026-11-26-nvidia-h200-sm90`, kernels with all ends), 34 and 31 on an H100 (`plain-end.txt` of `2026-11-26-nvidia-h100-sm90`, `times.txt` of `2026-11-27-nvidia-h100-sm90`, plain
+/// ends). The README of the latter says how far behind the fastest the first choice is, and how far at shapes kept out of a fit. Blocks that divide k take no less for 128 of k than blocks that do not.
 fn cost(config: Sm90Config) -> Cost {
     let (block, tile) = match config {
-        Sm90Config::Tile256x128 => (1257, 2900),
-        Sm90Config::Tile128x128 => (673, 1600),
-        Sm90Config::Tile128x160 => (827, 2000),
-        Sm90Config::Tile128x192 => (952, 2200),
-        Sm90Config::Tile64x192 => (618, 2800),
-        Sm90Config::Tile128x64 => (420, 1700),
+        Sm90Config::Tile256x128 => (1190, 3400),
+        Sm90Config::Tile128x128 => (647, 1550),
+        Sm90Config::Tile128x160 => (801, 1950),
+        Sm90Config::Tile128x192 => (923, 2050),
+        Sm90Config::Tile64x192 => (633, 2800),
+        Sm90Config::Tile128x64 => (407, 1450),
         Sm90Config::Tile64x128 => (418, 1700),
-        Sm90Config::Tile64x64 => (316, 1100),
+        Sm90Config::Tile64x64 => (316, 1800),
         Sm90Config::Tile64x64Two => (460, 900),
-        Sm90Config::Tile128x160K2 => (1100, 6000),
+        Sm90Config::Tile128x160K2 => (1052, 5650),
         Sm90Config::Tile128x64K2 => (470, 3800),
-        Sm90Config::Tile64x64K2 => (328, 3000),
+        Sm90Config::Tile64x64K2 => (329, 4300),
+        Sm90Config::Tile64x64K3 => (386, 6050),
         Sm90Config::Tile64x64K4 => (341, 2900),
+        Sm90Config::Tile128x144 => (735, 2800),
+        Sm90Config::Tile128x96 => (579, 1600),
+        Sm90Config::Tile128x80 => (554, 950),
+        Sm90Config::Tile64x32 => (274, 2000),
+        Sm90Config::Tile128x144K2 => (882, 4150),
+        Sm90Config::Tile128x96K2 => (630, 4100),
     };
     Cost { block, tile }
 }
 
 /// Cycles of a product of so many groups, each of m rows: whole waves of tiles, as every block takes its tiles one after the other.
-fn cycles(config: Sm90Config, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> usize {
+fn cycles(config: Sm90Config, groups: usize, mnk: [usize; 3], sm_count: usize) -> usize {
+    let [products, rest] = parts_of_time(config, groups, mnk, sm_count);
+    products + rest
+}
+
+/// Of one product: its operands are read meanwhile, which with few rows takes longer than to multiply them, and does not hide all of that.
+fn cycles_of_whole(config: Sm90Config, mnk: [usize; 3], sm_count: usize) -> usize {
+    let ([m, n, k], [products, rest]) = (mnk, parts_of_time(config, 1, mnk, sm_count));
+    products.max((m + n) * k / BYTES_A_CYCLE + products / 4) + rest
+}
+
+/// Cycles of the loops over k, and of the rest of each tile.
+fn parts_of_time(config: Sm90Config, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> [usize; 2] {
     let (tile, Cost { block, tile: rest }) = (config.tile(), cost(config));
     let waves = (groups * tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
-    waves * (k.div_ceil(128).div_ceil(tile.split) * block + rest)
+    [waves * k.div_ceil(128).div_ceil(tile.split) * block, waves * rest]
 }
+
+/// What memory gives in such a cycle.
+const BYTES_A_CYCLE: usize = 2400;
 
 /// The configurations whose kernels cast D, or compute SwiGLU of columns that B has two rows for, likewise.
 pub(crate) fn cast_order(swiglu: bool, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
@@ -59,10 +81,10 @@ pub(crate) fn swiglu_in_steps([m, n, k]: [usize; 3], sm_count: usize) -> Option<
         return None;
     }
     // Neither is faster than a read of B.
-    let read = 2 * n * k / 2400;
+    let read = 2 * n * k / BYTES_A_CYCLE;
     let fused = swiglu_cycles(1, [m, n, k], sm_count).map(|(cycles, _)| cycles).min()?.max(read);
     let products = order(1, [m, 2 * n, k], sm_count)[0];
-    let steps = cycles(products, 1, [m, 2 * n, k], sm_count).max(read) + 3500 + m * n * 16 / 2400;
+    let steps = cycles(products, 1, [m, 2 * n, k], sm_count).max(read) + 3500 + m * n * 16 / BYTES_A_CYCLE;
     (steps < fused).then_some(products)
 }
 
@@ -85,9 +107,13 @@ fn swiglu_cycles(groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> impl 
 
 /// The configurations for groups, from the one with the fewest cycles on; of equals the one with the larger tile, which reads less.
 pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
-    let mut all: Vec<_> = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1).collect();
+    let mut all: Vec<_> = Sm90Config::ALL.into_iter().filter(is_for_groups).collect();
     all.sort_by_key(|config| cycles(*config, groups, mnk, sm_count));
     all
+}
+
+fn is_for_groups(config: &Sm90Config) -> bool {
+    config.k_parts() == 1 && !config.ends_plainly()
 }
 
 /// The first of them that has kernels for what is multiplied.
@@ -108,7 +134,7 @@ pub(crate) fn order_of_whole(mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config
         tile.split == 1 || (tile.tiles(m, n) <= tile.blocks_at_once(sm_count) && k.div_ceil(128) >= 4 * tile.split)
     };
     let mut all: Vec<_> = Sm90Config::ALL.into_iter().filter(serves).collect();
-    all.sort_by_key(|config| cycles(*config, 1, mnk, sm_count));
+    all.sort_by_key(|config| cycles_of_whole(*config, mnk, sm_count));
     all
 }
 
@@ -123,7 +149,7 @@ pub(crate) enum SumOrder {
     Parts(usize),
 }
 
-/// The order of sums of a configuration. What those of one order differ in has no part in it: an atom's columns are apart from each other in the tensor cores (64 to 192
+/// The order of sums of a configuration. What those of one order differ in has no part in it: an atom's columns are apart from each other in the tensor cores (32 to 192
 /// give the same bits: observed on an H200, `gpu_sm90`), depth and unrolling change when a block is multiplied and not when it is added, and
 /// tiles, clusters and blocks divide m and n alone.
 pub(crate) fn sum_order(config: Sm90Config) -> SumOrder {
@@ -136,22 +162,31 @@ pub(crate) fn sum_order(config: Sm90Config) -> SumOrder {
         | Sm90Config::Tile128x64
         | Sm90Config::Tile64x128
         | Sm90Config::Tile64x64
-        | Sm90Config::Tile64x64Two => SumOrder::BlockAfterBlock,
-        Sm90Config::Tile128x160K2 | Sm90Config::Tile128x64K2 | Sm90Config::Tile64x64K2 | Sm90Config::Tile64x64K4 => {
-            SumOrder::Parts(config.k_parts())
-        }
+        | Sm90Config::Tile64x64Two
+        | Sm90Config::Tile128x144
+        | Sm90Config::Tile128x96
+        | Sm90Config::Tile128x80
+        | Sm90Config::Tile64x32 => SumOrder::BlockAfterBlock,
+        Sm90Config::Tile128x160K2
+        | Sm90Config::Tile128x64K2
+        | Sm90Config::Tile64x64K2
+        | Sm90Config::Tile64x64K3
+        | Sm90Config::Tile64x64K4
+        | Sm90Config::Tile128x144K2
+        | Sm90Config::Tile128x96K2 => SumOrder::Parts(config.k_parts()),
     }
 }
 
-/// Whether a product of such operands may be computed in this configuration: a batch-invariant one in those of one order, whatever m is.
-pub(crate) fn serves(config: Sm90Config, batch_invariant: bool, pair: Sm90Pair) -> bool {
-    pair.scales.multiply_in(config, pair.formats)
+/// Whether a product of such operands may be computed in this configuration: a batch-invariant one in those of one order, whatever m is; `plainly`: one whose sums become BF16, and nothing else.
+pub(crate) fn serves(config: Sm90Config, batch_invariant: bool, pair: Sm90Pair, plainly: bool) -> bool {
+    pair.scales.multiply_in(config, pair.formats, plainly)
         && (!batch_invariant || sum_order(config) == SumOrder::BlockAfterBlock)
 }
 
 /// Whether what was measured of E4M3 holds for these codes: the configuration that should be fastest has kernels for them. (Products of either take the same time.)
 pub(crate) fn has_the_fastest(mnk: [usize; 3], sm_count: usize, formats: [Fp8Format; 2]) -> bool {
-    order_of_whole(mnk, sm_count).first().is_some_and(|config| config.multiplies(formats))
+    let mut all = order_of_whole(mnk, sm_count).into_iter().filter(|config| !config.ends_plainly());
+    all.next().is_some_and(|config| config.multiplies(formats))
 }
 
 /// Several rounds of the largest tiles.
@@ -169,7 +204,7 @@ pub(crate) fn waves(config: Sm90Config, [m, n, _]: [usize; 3], sm_count: usize) 
 mod tests {
     use super::*;
 
-    /// The fastest of each, and those within 4 % of it (H200, `kernels.md`): microseconds of the best, and of others.
+    /// The fastest of each that has all ends, and those within 4 % of it (H200, `kernels.md`): microseconds of the best, and of others.
     #[test]
     fn what_was_fastest_comes_first() {
         use Sm90Config::{
@@ -202,16 +237,16 @@ mod tests {
             ([128, 576, 7168], &[Tile64x64K4]),              // 6.5; 8.6, 12.7
         ];
         for (mnk, fastest) in cases {
-            let order = order_of_whole(mnk, 132);
+            let mut order = order_of_whole(mnk, 132);
+            order.retain(|config| !config.ends_plainly());
             assert!(fastest.contains(&order[0]), "{mnk:?}: {order:?}");
             let [mut of_groups, mut whole] = [super::order(1, mnk, 132), order];
             whole.retain(|config| config.k_parts() == 1);
-            assert_eq!(of_groups, whole, "{mnk:?}");
             of_groups.sort();
-            whole = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1).collect();
-            assert_eq!(of_groups, whole, "none is lost");
+            whole.sort();
+            assert_eq!(of_groups, whole, "{mnk:?}: none is lost");
         }
-        // Groups: 8 of 1024 rows, and 4 of 8192.
+        // Groups: 8 of 1024 rows, and 4 of 8192. They are ranked by what their tiles take alone.
         assert_eq!(order(8, [1024, 4096, 7168], 132)[0], Tile256x128);
         assert_eq!(order(4, [8192, 4096, 7168], 132)[0], Tile256x128);
         // 64 of 16 rows: 456; 463 of 64x64-two (`grouped.md` of fea77ce).
@@ -219,6 +254,40 @@ mod tests {
         // Blocks do not divide k where there is little of it, or there are more tiles than one round has.
         for mnk in [[64, 64, 896], [256, 8192, 8192]] {
             assert!(order_of_whole(mnk, 132).iter().all(|config| config.k_parts() == 1), "{mnk:?}");
+        }
+    }
+
+    /// The fastest of products to a plain BF16 D (H100, `times.txt` and `plain-end.txt`): microseconds with pauses of the first, and of others.
+    #[test]
+    fn what_was_fastest_with_a_plain_end_comes_first() {
+        use Sm90Config::{
+            Tile64x32, Tile64x64, Tile64x64K2, Tile64x64K3, Tile64x64K4, Tile128x64, Tile128x64K2, Tile128x80,
+            Tile128x96, Tile128x96K2, Tile128x128, Tile128x144, Tile128x144K2, Tile128x160, Tile128x192,
+        };
+        for (mnk, fastest) in [
+            ([4096, 576, 7168], Tile128x144),   // 32.3; 36.9 (128 x 192), 38.2
+            ([8192, 576, 7168], Tile128x144),   // 60.1; 70.2, 73.5
+            ([2048, 2112, 7168], Tile128x144),  // 60.9; 65.6
+            ([1024, 2112, 7168], Tile128x144),  // 29.5; 30.0
+            ([2048, 576, 7168], Tile128x144K2), // 19.8; 24.3
+            ([256, 5120, 8192], Tile128x80),    // 24.8; 27.4
+            ([1024, 1536, 2048], Tile128x96),   // 9.5; 10.5
+            ([1024, 576, 7168], Tile128x96K2),  // 14.5; 15.4
+            ([256, 576, 7168], Tile64x64K3),    // 8.6; 9.9
+            ([128, 576, 7168], Tile64x64K4),    // 8.6; 17.0 (64 x 64)
+            ([512, 576, 7168], Tile128x64K2),   // 12.0; 13.2
+            ([128, 2112, 7168], Tile64x64K2),   // 12.1; 12.7 (128 x 64 by three), 15.0
+            ([128, 2048, 768], Tile64x32),      // 3.9; 4.2
+            ([128, 1536, 2048], Tile64x32),     // 4.9; 5.1
+            ([128, 4096, 7168], Tile64x64),     // 14.2; 16.4 (128 x 64 by two)
+            ([512, 2112, 7168], Tile128x64),    // 17.3; 20.4
+            ([512, 4096, 7168], Tile128x128),   // 26.7; 29.7
+            ([512, 5120, 8192], Tile128x160),   // 37.1; 41.1
+            ([2048, 1536, 2048], Tile128x192),  // 14.7 and 13.1; 15.7 (128 x 128)
+            ([4096, 2112, 7168], Tile128x192),  // 110; 128
+        ] {
+            let order = order_of_whole(mnk, 132);
+            assert_eq!(order[0], fastest, "{mnk:?}: {order:?}");
         }
     }
 

@@ -1,10 +1,12 @@
 //! [`Sm90Product`]: the product step by our kernels for sm_90. Configurations are chosen beforehand, and tensor maps kept as long as the operands
 //! stay where they are, so that [`Sm90Product::enqueue`] only launches then.
 
+use crate::epilogue::Activation;
 use crate::error::{Error, Result};
+use crate::format::DType;
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
-use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::our_pairs::Sm90Pair;
 use crate::gpu::gemm::sm90_rules::{order_of_whole, serves, waves};
 use crate::gpu::gemm::steps::Search;
@@ -27,9 +29,16 @@ impl Sm90Product {
     /// Configurations, the one that should be fastest first.
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, search: Search) -> Self {
         let mut configs = order_of_whole([desc.m, desc.n, desc.k], sm_count);
-        configs.retain(|config| serves(*config, desc.batch_invariant, pair));
+        configs.retain(|config| Self::serves(desc, sum, pair, *config));
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, pair, sm_count, configs)
+    }
+
+    /// Whether this configuration computes the product.
+    pub(crate) fn serves(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, config: Sm90Config) -> bool {
+        let bf16 = Sum { target: Target::D, d_type: DType::Bf16, ..*sum };
+        let plain = Sum { bias: None, activation: Activation::None, accumulate: Accumulate::Replace, ..bf16 };
+        serves(config, desc.batch_invariant, pair, *sum == plain && desc.epilogue.residual.is_none())
     }
 
     /// With the configuration of a record.
@@ -117,8 +126,8 @@ fn bug(what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::epilogue::{Activation, Epilogue};
-    use crate::format::{DType, Fp8Format, Scheme};
+    use crate::epilogue::Epilogue;
+    use crate::format::{Fp8Format, Scheme};
     use crate::gpu::gemm::formulation::{Finish, Formulation};
     use crate::gpu::gemm::our_pairs::sm90_pair;
     use crate::gpu::gemm::outline::outline;
@@ -144,6 +153,48 @@ mod tests {
         assert_eq!((recorded.place(), recorded.config()), ((0, 1), Sm90Config::Tile64x64));
     }
 
+    /// Those that end plainly are for whole products of blocks to BF16 that nothing follows, and by no record for others.
+    #[test]
+    fn what_ends_plainly_is_offered_where_nothing_follows_the_sums() {
+        let f = Fp8Format::E4M3;
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(f), Scheme::Fp8Group128x128(f), Scheme::Fp8Row(f));
+        let of = |a, b, out| GemmDesc::new(4096, 576, 7168, a, b, out);
+        let plain = of(vec, blk, DType::Bf16);
+        let with = |epilogue| plain.with_epilogue(epilogue);
+        let offered = |desc: &GemmDesc, finish| {
+            let (sum, pair) = (outline(desc, Formulation::Sm90, finish).unwrap().sum, sm90_pair(desc).unwrap());
+            let search = Search { candidates: 20, workspace_limit: 0 };
+            let product = Sm90Product::ask(desc, &sum, pair, 132, search);
+            for config in Sm90Config::ALL.into_iter().filter(|config| config.ends_plainly() && config.k_parts() == 1) {
+                let is_offered = product.configs.contains(&config);
+                assert_eq!(Sm90Product::serves(desc, &sum, pair, config), is_offered, "{desc}: {config}");
+            }
+            product.configs.into_iter().filter(|config| config.ends_plainly()).count()
+        };
+        for (desc, expected) in [
+            (plain, 4),
+            (plain.with_batch_invariant(true), 4),
+            (GemmDesc { m: 1024, ..plain }, 6),
+            (plain.with_out_stride(640), 4),
+            (of(vec, blk, DType::F16), 0),
+            (of(vec, blk, DType::F32), 0),
+            (of(vec, blk, DType::F32).with_accumulate(Accumulate::Add), 0),
+            (with(Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() }), 0),
+            (with(Epilogue { activation: Activation::Relu, ..Epilogue::default() }), 0),
+            (with(Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() }), 0),
+            (of(vec, vec, DType::Bf16), 0),
+            (of(blk, vec, DType::Bf16), 0),
+            (of(row, row, DType::Bf16), 0),
+            (of(Scheme::Fp8Group1x128(Fp8Format::E5M2), blk, DType::Bf16), 0),
+        ] {
+            assert_eq!(offered(&desc, Finish::Fused), expected, "{desc}");
+        }
+        assert_eq!(
+            offered(&with(Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() }), Finish::EpilogueKernel),
+            0
+        );
+    }
+
     /// Whatever m is, the first configuration and those that autotune may take instead add up in one order, and end alike.
     #[test]
     fn batch_invariant_products_are_summed_in_one_order() {
@@ -153,8 +204,20 @@ mod tests {
         let search = Search { candidates: 8, workspace_limit: 0 };
         let mut firsts = Vec::new();
         for (a, b) in [(vec, Scheme::Fp8Group128x128(f)), (vec, vec), (row, row), (tensor, tensor)] {
-            for (n, k) in [(576, 7168), (4096, 7168), (7168, 2048), (24576, 1536), (16, 16)] {
-                for (out, epilogue) in [(DType::Bf16, all), (DType::F32, Epilogue::default())] {
+            for (n, k) in [
+                (576, 7168),
+                (4096, 7168),
+                (7168, 2048),
+                (24576, 1536),
+                (16, 16),
+                (18432, 7168),
+                (5120, 8192),
+                (1536, 2048),
+                (2048, 768),
+            ] {
+                for (out, epilogue) in
+                    [(DType::Bf16, all), (DType::F32, Epilogue::default()), (DType::Bf16, Epilogue::default())]
+                {
                     let (mut orders, mut ends) = (Vec::new(), Vec::new());
                     for m in [1, 2, 16, 64, 65, 128, 256, 320, 513, 1024, 4096, 8192] {
                         let desc = GemmDesc::new(m, n, k, a, b, out).with_epilogue(epilogue).with_batch_invariant(true);

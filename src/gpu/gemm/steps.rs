@@ -13,7 +13,6 @@ use crate::gpu::gemm::lt_step::LtProduct;
 use crate::gpu::gemm::our_pairs::sm90_pair;
 use crate::gpu::gemm::outline::{Outline, ScaleUse, outline};
 use crate::gpu::gemm::record::Algorithm;
-use crate::gpu::gemm::sm90_rules;
 use crate::gpu::gemm::sm90_step::Sm90Product;
 use crate::gpu::gemm::small_m_step::{SmallMGpu, SmallMProduct};
 use crate::gpu::gemm::sum::{FactorPlace, ValueSource};
@@ -87,7 +86,7 @@ impl Product {
         let none_such = |way| format!("{way} has no such algorithm for {} x {} and m = {}", desc.a, desc.b, desc.m);
         match (algorithm, outline.formulation) {
             (Algorithm::Sm90(config), Formulation::Sm90) => match sm90_pair(desc) {
-                Ok(pair) if sm90_rules::serves(*config, desc.batch_invariant, pair) => {
+                Ok(pair) if Sm90Product::serves(desc, sum, pair, *config) => {
                     Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, pair, gpu.sm_count, *config)))))
                 }
                 _ => Ok(Err(none_such(Formulation::Sm90))),

@@ -141,7 +141,7 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { expected_rows: Some(rows), ..self }
     }
 
-    /// This configuration of `sm90` and no other, of those whose [`Sm90Config::k_parts`] is 1, and with 1x128 scales on both sides or E5M2 codes on one 256x128, 128x128, 64x128 or 64x64-two; others are refused. Results are the same in every bit. Only for operands that `sm90` multiplies: not of a
+    /// This configuration of `sm90` and no other, of those whose [`Sm90Config::k_parts`] is 1 and that do not [end plainly](Sm90Config::ends_plainly), and with 1x128 scales on both sides or E5M2 codes on one 256x128, 128x128, 64x128 or 64x64-two; others are refused. Results are the same in every bit. Only for operands that `sm90` multiplies: not of a
     /// plain A, nor of block scales.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }

@@ -95,7 +95,7 @@ impl<'a> GroupedWeightGradient<'a> {
         Self { expected_rows: Some(rows), ..self }
     }
 
-    /// One launch in this configuration and no other, of those whose [`Sm90Config::k_parts`] is 1, and with E5M2 codes 256x128, 128x128, 64x128 or 64x64-two; others are refused. Results are the same in every bit.
+    /// One launch in this configuration and no other, of those whose [`Sm90Config::k_parts`] is 1 and that do not [end plainly](Sm90Config::ends_plainly), and with E5M2 codes 256x128, 128x128, 64x128 or 64x64-two; others are refused. Results are the same in every bit.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
     }

@@ -157,7 +157,7 @@ impl Kernels {
         if call.m == 0 || call.n == 0 || call.group_count() == 0 {
             return Ok(());
         }
-        let (kind, config, formats) = (call.kind(), call.config, call.formats);
+        let (kind, config, formats) = (call.kind(), call.config_with_the_end(), call.formats);
         let kernels = if formats == E4M3_PAIR { self.sm90(stream)? } else { self.sm90_e5m2(stream)? };
         let found = config.tile_of(kind, formats).zip(kernels.of_call(formats, kind, config));
         let (tile, kernel) = found.ok_or_else(|| config.has_none(kind, formats))?;

@@ -60,9 +60,11 @@ impl Sm90Scales {
         }
     }
 
-    /// Whether there is a kernel of whole products of such codes in this configuration.
-    pub(crate) fn multiply_in(self, config: Sm90Config, formats: [Fp8Format; 2]) -> bool {
-        config.tile_of(self.of_whole(), formats).is_some()
+    /// Whether there is a kernel of whole products of such codes in this configuration; `plainly`: of those to BF16 where nothing follows the sums.
+    pub(crate) fn multiply_in(self, config: Sm90Config, formats: [Fp8Format; 2], plainly: bool) -> bool {
+        let kind = self.of_whole();
+        let has = |kind| config.tile_of(kind, formats).is_some();
+        has(kind) || (plainly && kind == Kind::Block && has(Kind::Plain))
     }
 
     /// Whether there is one of groups that divide this.
@@ -187,13 +189,13 @@ impl Sm90Call<'_> {
         }
         // Coordinates of the copy engine, and places in the grid, have 31 bits.
         let fits = |count: Option<usize>| count.is_some_and(|count| count < 1 << 31);
-        let tile = Sm90Config::Tile64x64.tile();
+        let tile = Sm90Config::Tile64x32.tile();
         let tiles = || m.div_ceil(tile.rows).checked_mul(n.div_ceil(tile.cols))?.checked_mul(groups);
         if ![m.checked_mul(of_d), Some(k), Some(groups), n.checked_mul(of_b * parts), tiles()].into_iter().all(fits) {
             return Err(Error::shape(
                 "A and B",
                 shape(),
-                "k, the groups, the rows of B and D and the tiles of 64 x 64 of all groups must be below 2^31",
+                "k, the groups, the rows of B and D and the tiles of 64 x 32 of all groups must be below 2^31",
                 "split the product",
             ));
         }
@@ -394,6 +396,11 @@ impl Sm90Call<'_> {
             Kind::VectorOfK if self.has_fp32_end() => Kind::VectorFp32OfK,
             kind => kind,
         }
+    }
+
+    /// The configuration whose kernel it takes: alpha, which plans do not know, may ask for an end that its own does not have.
+    pub(super) fn config_with_the_end(&self) -> Sm90Config {
+        if self.kind() == Kind::Block { self.config.with_all_ends() } else { self.config }
     }
 
     /// Whether something follows the sums, beside alpha.

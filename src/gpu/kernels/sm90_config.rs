@@ -48,16 +48,39 @@ pub enum Sm90Config {
     /// 64 x 64, two blocks divide k.
     #[serde(rename = "64x64-k2")]
     Tile64x64K2,
+    /// 64 x 64, three blocks divide k.
+    #[serde(rename = "64x64-k3")]
+    Tile64x64K3,
     /// 64 x 64, four blocks divide k.
     #[serde(rename = "64x64-k4")]
     Tile64x64K4,
+    /// 128 x 144, which [ends plainly](Self::ends_plainly): where tiles of 128 x 160 are a little more than whole rounds, or n is a multiple of it.
+    #[serde(rename = "128x144")]
+    Tile128x144,
+    /// 128 x 96, which ends plainly: one round where 128 x 128 leave a quarter of the GPU idle.
+    #[serde(rename = "128x96")]
+    Tile128x96,
+    /// 128 x 80, which ends plainly: likewise, on a long k.
+    #[serde(rename = "128x80")]
+    Tile128x80,
+    /// 64 x 32, which ends plainly: few tiles and a short k.
+    #[serde(rename = "64x32")]
+    Tile64x32,
+    /// 128 x 144, two blocks divide k, which ends plainly.
+    #[serde(rename = "128x144-k2")]
+    Tile128x144K2,
+    /// 128 x 96, two blocks divide k, which ends plainly.
+    #[serde(rename = "128x96-k2")]
+    Tile128x96K2,
 }
 
 named!(
     Sm90Config, "configuration of the sm90 product", Tile256x128 => "256x128", Tile128x128 => "128x128",
     Tile128x160 => "128x160", Tile128x192 => "128x192", Tile64x192 => "64x192", Tile128x64 => "128x64",
     Tile64x128 => "64x128", Tile64x64 => "64x64", Tile64x64Two => "64x64-two",
-    Tile128x160K2 => "128x160-k2", Tile128x64K2 => "128x64-k2", Tile64x64K2 => "64x64-k2", Tile64x64K4 => "64x64-k4",
+    Tile128x160K2 => "128x160-k2", Tile128x64K2 => "128x64-k2", Tile64x64K2 => "64x64-k2", Tile64x64K3 => "64x64-k3",
+    Tile64x64K4 => "64x64-k4", Tile128x144 => "128x144", Tile128x96 => "128x96", Tile128x80 => "128x80",
+    Tile64x32 => "64x32", Tile128x144K2 => "128x144-k2", Tile128x96K2 => "128x96-k2",
 );
 
 /// What a launch must know of a configuration. Mirror of `kernels/gemm/sm90_table.cuh`.
@@ -95,7 +118,34 @@ impl Sm90Config {
             Self::Tile128x160K2 => Sm90Tile::of(128, 160, 2, 1, 1, 207_648).split(2),
             Self::Tile128x64K2 => Sm90Tile::of(128, 64, 2, 1, 1, 220_416).split(2),
             Self::Tile64x64K2 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(2),
+            Self::Tile64x64K3 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(3),
             Self::Tile64x64K4 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(4),
+            Self::Tile128x144 => Sm90Tile::of(128, 144, 2, 1, 1, 216_640),
+            Self::Tile128x96 => Sm90Tile::of(128, 96, 2, 1, 1, 208_224),
+            Self::Tile128x80 => Sm90Tile::of(128, 80, 2, 1, 1, 220_928),
+            Self::Tile64x32 => Sm90Tile::of(64, 32, 1, 1, 1, 204_288),
+            Self::Tile128x144K2 => Sm90Tile::of(128, 144, 2, 1, 1, 216_640).split(2),
+            Self::Tile128x96K2 => Sm90Tile::of(128, 96, 2, 1, 1, 208_224).split(2),
+        }
+    }
+
+    /// Whether all it has is a kernel of whole products of E4M3 codes with 1x128 (A) and 128x128 scales (B) to BF16 where nothing follows the sums: no bias, activation, residual or old value of
+    /// D. It is offered for no others, and refused where a record or a call names it for them. Where a call's alpha is not 1, kernels of a configuration with other ends and as many
+    /// [`Sm90Config::k_parts`] take its place, whose sums are the same in every bit.
+    pub fn ends_plainly(self) -> bool {
+        self.with_all_ends() != self
+    }
+
+    /// What takes its place where its kernels lack the end that is asked for: itself where they have all ends, else of those that divide k alike the one with the tile nearest.
+    pub(super) fn with_all_ends(self) -> Self {
+        match self {
+            Self::Tile128x144 => Self::Tile128x160,
+            Self::Tile128x96 => Self::Tile128x128,
+            Self::Tile128x80 => Self::Tile128x64,
+            Self::Tile64x32 => Self::Tile64x64,
+            Self::Tile128x144K2 => Self::Tile128x160K2,
+            Self::Tile128x96K2 => Self::Tile128x64K2,
+            other => other,
         }
     }
 
@@ -114,7 +164,7 @@ impl Sm90Config {
     }
 
     /// In how many parts it adds up k, of which each is added up by itself, and then they are: 1, or as many blocks as divide it. Configurations of equal
-    /// parts give an element the same bits. Batch-invariant products and products of groups take those of 1 part alone.
+    /// parts give an element the same bits. Batch-invariant products and products of groups take those of 1 part alone, the latter of those that do not [end plainly](Self::ends_plainly).
     pub fn k_parts(self) -> usize {
         self.tile().split
     }
@@ -174,12 +224,21 @@ impl Sm90Config {
         let what = match kind {
             Kind::BlockA => "with 128x128 scales of A",
             Kind::VectorGrouped if self.k_parts() == 1 => "of groups of rows with 1x128 scales on both sides",
+            _ if self.ends_plainly() => return self.has_no_other_end(),
             _ => return self.has_no_groups(),
         };
         Error::unsupported(
             format!("the configuration {self} of a product {what}"),
             "256x128, 128x128, 64x128 and 64x64-two have kernels for it",
             "ask for one of these configurations, or for none",
+        )
+    }
+
+    fn has_no_other_end(self) -> Error {
+        Error::unsupported(
+            format!("the configuration {self} of another product than a whole one of 1x128 and 128x128 scales to bf16"),
+            "its kernels store the sums, and have no other end",
+            "ask for another configuration, or for none",
         )
     }
 
@@ -202,6 +261,7 @@ impl Sm90Config {
             return (self.multiplies(formats) && E5M2_KINDS.contains(&kind)).then(|| self.tile());
         }
         match kind {
+            _ if self.ends_plainly() => (kind == Kind::Plain).then(|| self.tile()),
             Kind::Swiglu | Kind::SwigluGrouped | Kind::OuterSwiglu | Kind::OuterSwigluGrouped => self.swiglu_tile(),
             Kind::Codes | Kind::CodesGrouped => self.codes_tile(),
             Kind::Block | Kind::Plain | Kind::Vector | Kind::VectorFp32 | Kind::Outer | Kind::OuterPlain => {
@@ -268,10 +328,10 @@ impl Sm90Tile {
         self.sharers * self.split
     }
 
-    /// Blocks that run at once: whole clusters. (Of four, two multiprocessors in some tens are left over: observed, H200.)
+    /// Blocks that run at once: whole clusters. (Of four, two multiprocessors in some tens are left over: observed, H200. Of three no more are taken for granted.)
     pub(crate) fn blocks_at_once(&self, sm_count: usize) -> usize {
         let clusters = if self.split > 2 {
-            sm_count * self.residents * 10 / 11 / 4
+            sm_count * self.residents * 10 / 11 / self.split
         } else {
             sm_count * self.residents / self.cluster()
         };

@@ -49,10 +49,11 @@ fn the_table_is_that_of_the_kernels() {
         for pair in E5M2_PAIRS {
             assert_eq!(config.multiplies(pair), of == "SM90", "{config}");
         }
-        assert_eq!(config.k_parts() > 1, of == "SM90_SPLIT", "{config}");
+        assert_eq!(config.k_parts() > 1, of.ends_with("_SPLIT"), "{config}");
+        assert_eq!(config.ends_plainly(), of.starts_with("SM90_PLAIN"), "{config}");
         let tile = tile_of(&row[1..], 1);
-        let name = format!("gemm_fp8_block_{}", row[0]);
-        assert_eq!((config.kernel(E4M3_PAIR, Kind::Block), config.tile()), (name, tile), "{config}");
+        let name = format!("gemm_fp8_plain_{}", row[0]);
+        assert_eq!((config.kernel(E4M3_PAIR, Kind::Plain), config.tile()), (name, tile), "{config}");
         // The body of its loop over k, where a kernel with a plain end has no other loop.
         let alone = tile.boxes && tile.cols == 128;
         assert!(SOURCES[7].contains("((ROWS) == 256 ? 8 : (UNROLL))"));
@@ -152,7 +153,12 @@ fn each_kind_has_kernels_of_its_own() {
         (9, "gemm_fp8_vector_fp32_##NAME,"),
         (9, "gemm_fp8_vector_fp32_##NAME##_k_grouped,"),
     ] {
-        let tables = if !(4..=6).contains(&file) && kernel.ends_with("NAME,") { 2 } else { 1 };
+        // Of those that end plainly one file has them, whole.
+        let tables = match (file, kernel.ends_with("NAME,")) {
+            (7, true) => 3,
+            (4..=6, _) | (_, false) => 1,
+            _ => 2,
+        };
         assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), tables, "{kernel}");
     }
 }
@@ -160,12 +166,18 @@ fn each_kind_has_kernels_of_its_own() {
 /// Of groups of rows with two vectors of scales, and with blocks of A, the common configurations have kernels alone, and none has one of blocks that divide k for groups.
 #[test]
 fn configurations_of_groups_are_those_of_the_kernels() {
+    assert!(
+        SOURCES[7].contains("#define SM90_PLAIN(NAME, ...)")
+            && SOURCES[7].contains("#define SM90_PLAIN_SPLIT SM90_SPLIT\n")
+    );
+    assert!((0..10).all(|file| file == 7 || !SOURCES[file].contains("define SM90_PLAIN")));
     let row = |config: Sm90Config| {
         let name = format!("({}, ", config.to_string().replace('-', "_"));
         TABLE.lines().find(|line| line.contains(&name)).and_then(|line| line.split('(').next()).unwrap()
     };
     for config in Sm90Config::ALL {
-        let (common, split) = (row(config) == "SM90", row(config) == "SM90_SPLIT");
+        let (common, split) = (row(config) == "SM90", row(config).ends_with("_SPLIT"));
+        let plain = row(config).starts_with("SM90_PLAIN");
         let has = |kind| config.check_groups(kind, E4M3_PAIR).map_err(|error| error.to_string());
         for kind in [
             Kind::Grouped,
@@ -175,7 +187,9 @@ fn configurations_of_groups_are_those_of_the_kernels() {
             Kind::OuterPlainGrouped,
             Kind::VectorFp32OfK,
         ] {
-            assert_eq!(has(kind).is_ok(), !split, "{config}, {kind:?}");
+            assert_eq!(has(kind).is_ok(), !split && !plain, "{config}, {kind:?}");
+            let words = if plain { "have no other end" } else { "groups have any number of tiles" };
+            assert!(has(kind).err().is_none_or(|error| error.contains(words)), "{config}, {kind:?}");
         }
         assert_eq!([has(Kind::VectorGrouped).is_ok(), has(Kind::BlockA).is_ok()], [common; 2], "{config}");
         assert!(common || has(Kind::BlockA).unwrap_err().contains("with 128x128 scales of A"), "{config}");
@@ -186,7 +200,11 @@ fn configurations_of_groups_are_those_of_the_kernels() {
             let tile = config.tile_of(kind, pair);
             assert_eq!(tile, (common && !casts && !one_end).then(|| config.tile()), "{config}, {kind:?}");
         }
-        let reason = if split { "groups have any number of tiles" } else { "256x128, 128x128, 64x128 and 64x64-two" };
+        let reason = match (split, plain) {
+            (true, true) => "have no other end",
+            (true, false) => "groups have any number of tiles",
+            (false, _) => "256x128, 128x128, 64x128 and 64x64-two",
+        };
         assert!(common || words.contains(reason), "{config}: {words}");
     }
     let (all, common) = SOURCES[3].split_once("#define SM90(").unwrap();
@@ -196,6 +214,25 @@ fn configurations_of_groups_are_those_of_the_kernels() {
             && common.contains("##_grouped, Config_##NAME, GROUPS_OF_ROWS)")
     );
     assert!(SOURCES[6].contains("#define SM90_E4M3(...)\n") && SOURCES[6].contains("#define SM90_SPLIT(...)\n"));
+}
+
+/// Nothing but a whole product to BF16 has kernels of those that end plainly, and what takes their place elsewhere has all ends and adds up alike.
+#[test]
+fn what_ends_plainly_has_one_kernel_and_a_stand_in() {
+    let plain: Vec<_> = Sm90Config::ALL.into_iter().filter(|config| config.ends_plainly()).collect();
+    assert_eq!(plain.len(), 6);
+    for config in plain {
+        for kind in Kind::ALL {
+            let tile = config.tile_of(kind, E4M3_PAIR);
+            assert_eq!(tile, (kind == Kind::Plain).then(|| config.tile()), "{config}, {kind:?}");
+        }
+        assert!(config.codes_tile().is_none() && config.swiglu_tile().is_none() && config.least_plain_blocks() == 1);
+        let other = config.with_all_ends();
+        assert!(!other.ends_plainly() && other.k_parts() == config.k_parts(), "{config}: {other}");
+        assert!(other.tile_of(Kind::Block, E4M3_PAIR).is_some(), "{config}: {other}");
+        let words = config.has_none(Kind::Vector, E4M3_PAIR).to_string();
+        assert!(words.contains("have no other end") && words.contains(config.name()), "{words}");
+    }
 }
 
 #[test]
@@ -219,6 +256,11 @@ fn whole_clusters_are_launched_and_no_more_than_there_are_tiles() {
     let large = Sm90Config::Tile256x128.tile();
     assert_eq!((large.blocks_at_once(132), large.blocks_at_once(133), large.blocks_at_once(1)), (132, 132, 2));
     assert_eq!(Sm90Config::Tile64x64Two.tile().blocks_at_once(132), 264);
+    // Clusters of four and of three leave some multiprocessors idle.
+    assert_eq!(
+        [Sm90Config::Tile64x64K3, Sm90Config::Tile64x64K4].map(|config| config.tile().blocks_at_once(132)),
+        [120; 2]
+    );
     // 3 x 5 tiles, the last along n with a neighbour that has no columns.
     assert_eq!((large.tiles(513, 520), large.tiles(1, 8)), (18, 2));
     assert_eq!(Sm90Config::Tile64x64.tile().tiles(65, 520), 18);

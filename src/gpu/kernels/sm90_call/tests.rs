@@ -408,3 +408,39 @@ fn what_has_one_end_goes_to_kernels_that_have_no_other() {
     assert_eq!(kind(Sm90Scales::Vectors, rows, DType::F32, |_| ()), Kind::VectorGrouped);
     assert_eq!(kind(Sm90Scales::BlocksOfA, None, DType::Bf16, |_| ()), Kind::BlockA);
 }
+
+/// Plans do not know alpha: where it is not 1, kernels that do not multiply by it are left to others.
+#[test]
+fn alpha_takes_a_configuration_that_multiplies_by_it() {
+    let at = span(1 << 30);
+    let operand = Sm90Operand { codes: &at, scales: &at };
+    let with = |config, alpha| Sm90Call {
+        config,
+        formats: E4M3_PAIR,
+        m: 256,
+        n: 576,
+        k: 16,
+        a: operand,
+        b: operand,
+        layout: Sm90Scales::Blocks,
+        d: &at,
+        d_stride: 576,
+        d_type: DType::Bf16,
+        alpha,
+        beta: 0.0,
+        bias: None,
+        activation: Activation::None,
+        residual: None,
+        groups: None,
+        end: Sm90End::Numbers,
+    };
+    for config in Sm90Config::ALL {
+        assert_eq!(with(config, 1.0).config_with_the_end(), config);
+        let call = with(config, 0.5);
+        assert_eq!((call.kind(), call.config_with_the_end()), (Kind::Block, config.with_all_ends()), "{config}");
+        // As where k is too short for the loop of the largest.
+        let kind = if config.least_plain_blocks() > 1 { Kind::Block } else { Kind::Plain };
+        assert_eq!(with(config, 1.0).kind(), kind, "{config}");
+    }
+    assert_eq!(with(Sm90Config::Tile128x144K2, 2.0).config_with_the_end(), Sm90Config::Tile128x160K2);
+}
