@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::gemm::*;
 use common::*;
 use scaled_gemm::{
-    CacheState, DType, Error, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut, PlanOptions,
-    QuantMatrix, Scheme, Timing, TuneOptions, TuneRecord, TuneTable, Verdict,
+    CacheState, DType, Error, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut,
+    PlanOptions, QuantMatrix, Scheme, Sm90Config, Timing, TuneOptions, TuneRecord, TuneTable, Verdict,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -354,5 +354,36 @@ fn tuning_stays_within_the_formulation_that_was_asked_for() {
         let report = plan.autotune(&handle, args, &options(CacheState::Warm)).unwrap();
         assert!(report.trials.iter().all(|t| t.formulation == formulation), "{:?}", report.trials);
         assert_eq!(plan.formulation(), formulation);
+    }
+}
+
+/// Configurations of `sm90` that end plainly run another's kernel where alpha is not 1: they are no trials then, and what is kept is what was timed.
+#[test]
+fn trials_run_what_they_name_whatever_alpha_is() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(68);
+    let ops = typical(&handle, &mut rng, [1024, 576, 7168], BLOCKS);
+    let extras = Extras::new(&handle, &mut rng, 1024, 576, &[]);
+    let case = Case::new(DType::Bf16);
+    let desc = case.desc(&ops);
+    if !offered(&handle, &desc).contains(&Formulation::Sm90) {
+        println!("skipped: {} has no sm90", handle.device());
+        return;
+    }
+    let plainly = |algorithm: &str| {
+        let mut plain = Sm90Config::ALL.into_iter().filter(|config| config.ends_plainly());
+        plain.any(|config| format!("sm90 {config}") == algorithm)
+    };
+    for alpha in [1.0, -0.5] {
+        let mut plan = plan(&handle, &desc, Formulation::Sm90);
+        assert!(plan.explain().contains("where alpha is not 1: sm90"), "{}", plan.explain());
+        let case = Case { alpha, ..case };
+        let mut output = Output::new(&handle, &ops, &extras, &case);
+        let report = plan.autotune(&handle, output.args(&ops, &extras, &case), &options(CacheState::Warm)).unwrap();
+        let fused = report.trials.iter().filter(|trial| trial.finish == Finish::Fused).count();
+        assert_eq!(fused, 4, "{:?}", report.trials);
+        assert_eq!(report.trials.iter().any(|trial| plainly(&trial.algorithm)), alpha == 1.0, "{:?}", report.trials);
+        let kept = plainly(&report.trials[report.winner].algorithm);
+        assert_eq!(plan.explain().contains("where alpha is not 1"), kept, "{}", plan.explain());
     }
 }

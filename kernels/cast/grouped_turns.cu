@@ -102,8 +102,8 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     const auto is_whole = [](u32 here, u32 begin, u32 end) { return here >= begin && here + 8 <= end; };
     const auto ask = [&](const Piece& p, typename S::Raw (&raw)[AT_ONCE]) {
         const u32 begin = few.begin[p.member], end = end_of(p);
-        // Of an amax pass all but the end of the buffer makes room first.
-        if (AMAX && (m.length - p.at) * sizeof(*source.x) > KEPT_BYTES) {
+        // Of an amax pass all but the end of the buffer makes room first, where the cast goes back from there: tiles, which transpose, are read in stretches from all over the buffer.
+        if (AMAX && !f.scales_t && (m.length - p.at) * sizeof(*source.x) > KEPT_BYTES) {
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++)
                 if (is_whole(place(p, i), begin, end)) raw[i] = load_passing<true>(source.x + place(p, i));

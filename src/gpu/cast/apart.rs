@@ -8,7 +8,7 @@ use crate::gpu::matrix::QuantSpans;
 #[derive(Clone, Copy)]
 pub(super) struct Quantizing<'a, 's> {
     pub(super) x: Span<'s>,
-    /// A scale, or a second level.
+    /// A scale, or a second level: of memory that may be longer the one number that is read.
     pub(super) given: Option<&'a Span<'s>>,
     pub(super) out: Option<&'a QuantSpans<'s>>,
     pub(super) transposed: Option<&'a QuantSpans<'s>>,
@@ -24,7 +24,7 @@ impl<'s> Quantizing<'_, 's> {
 
     pub(super) fn check(&self) -> Result<()> {
         let Self { x, given, out, transposed, amax } = *self;
-        let read = [("x", x)].into_iter().chain(given.map(|given| ("given scale", *given)));
+        let read = [("x", x)].into_iter().chain(given.map(|given| ("given scale", given.slice(0, 4))));
         let out = out.into_iter().flat_map(|out| parts(["codes", "scales", "block scales"], out));
         let names = ["codes of the transpose", "scales of the transpose", "block scales of the transpose"];
         let transposed = transposed.into_iter().flat_map(|out| parts(names, out));
@@ -69,6 +69,19 @@ mod tests {
             let (given, out, transposed) = (Some(&at[1]), Some(&out), Some(&transposed));
             Quantizing { given, out, transposed, amax: Some(at[8]), ..Quantizing::of(at[0]) }.check()
         });
+    }
+
+    /// A scale and its amax side by side, the scale given by a view of both.
+    #[test]
+    fn a_given_scale_is_one_number() {
+        let [x, codes, both] = [(4096, 64), (8192, 64), (12288, 8)].map(|(at, bytes)| Span::unguarded(at, bytes));
+        let out = spans(&[codes, x.slice(64, 0), x.slice(64, 0)]);
+        let check = |amax| Quantizing { given: Some(&both), out: Some(&out), amax, ..Quantizing::of(x) }.check();
+        check(Some(both.slice(4, 4))).unwrap();
+        for onto in [both.slice(0, 4), Span::unguarded(both.address + 2, 4)] {
+            let said = check(Some(onto)).unwrap_err().to_string();
+            assert!(said.contains("amax") && said.contains("given scale, 4 bytes"), "{said}");
+        }
     }
 
     #[test]

@@ -469,6 +469,7 @@ impl Handle {
             let launch = |groups: Option<Sm90Groups<'_>>| {
                 let call = Sm90Call {
                     config,
+                    stand_in: None,
                     formats: [Fp8Format::E4M3; 2],
                     m,
                     n,

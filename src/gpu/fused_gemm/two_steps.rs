@@ -43,6 +43,7 @@ impl FusedGemmArgs<'_> {
             let (a, b, both) = (a.read(&order)?, b.read(&order)?, handle.scratch(bytes)?);
             let product = Sm90Call {
                 config,
+                stand_in: None,
                 formats: [Fp8Format::E4M3; 2],
                 m,
                 n: 2 * n,

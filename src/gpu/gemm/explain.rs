@@ -33,6 +33,9 @@ impl GemmPlan {
             let outline = candidate.outline();
             if let Some(product) = candidate.product() {
                 line(format_args!("algorithm: {}", product.describe()));
+                if let Some(other) = product.with_other_alpha() {
+                    line(format_args!("where alpha is not 1: {other}"));
+                }
                 line(format_args!(
                     "memory: {} bytes of scratch, shared by the handle's plans, {} of its {WORKSPACE_BYTES} bytes of workspace, \
                      {} bytes of repeated scales in each B",

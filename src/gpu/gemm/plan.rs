@@ -58,7 +58,7 @@ impl PlanOptions {
     }
 
     pub(crate) fn search(&self) -> Search {
-        Search { candidates: self.candidates, workspace_limit: self.workspace_limit }
+        Search { candidates: self.candidates, workspace_limit: self.workspace_limit, alpha: 1.0 }
     }
 }
 

@@ -128,14 +128,21 @@ pub(crate) fn first_of_groups(
 
 /// Those for a whole product: also those that divide k, where one round is all and each block has some of it.
 pub(crate) fn order_of_whole(mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
-    let [m, n, k] = mnk;
-    let serves = |config: &Sm90Config| {
-        let tile = config.tile();
-        tile.split == 1 || (tile.tiles(m, n) <= tile.blocks_at_once(sm_count) && k.div_ceil(128) >= 4 * tile.split)
-    };
-    let mut all: Vec<_> = Sm90Config::ALL.into_iter().filter(serves).collect();
+    let mut all: Vec<_> = Sm90Config::ALL.into_iter().filter(|config| is_for_whole(*config, mnk, sm_count)).collect();
     all.sort_by_key(|config| cycles_of_whole(*config, mnk, sm_count));
     all
+}
+
+fn is_for_whole(config: Sm90Config, [m, n, k]: [usize; 3], sm_count: usize) -> bool {
+    let tile = config.tile();
+    tile.split == 1 || (tile.tiles(m, n) <= tile.blocks_at_once(sm_count) && k.div_ceil(128) >= 4 * tile.split)
+}
+
+/// What takes the place of a configuration that ends plainly where alpha is not 1: the first of that order which gives the same bits. A record may name a configuration that is not in the order.
+pub(crate) fn stand_in(config: Sm90Config, mnk: [usize; 3], sm_count: usize) -> Option<Sm90Config> {
+    let may = |other: &Sm90Config| config.ends_plainly() && other.stands_in_for(config);
+    let order = |other: &Sm90Config| (!is_for_whole(*other, mnk, sm_count), cycles_of_whole(*other, mnk, sm_count));
+    Sm90Config::ALL.into_iter().filter(may).min_by_key(order)
 }
 
 /// How a configuration adds up an element of D: those of one order give it the same bits. The match of [`sum_order`] asks whoever
@@ -150,7 +157,7 @@ pub(crate) enum SumOrder {
 }
 
 /// The order of sums of a configuration. What those of one order differ in has no part in it: an atom's columns are apart from each other in the tensor cores (32 to 192
-/// give the same bits: observed on an H200, `gpu_sm90`), depth and unrolling change when a block is multiplied and not when it is added, and
+/// give the same bits: observed on an H100, of 64, 128, 160 and 192 on an H200, too), depth and unrolling change when a block is multiplied and not when it is added, and
 /// tiles, clusters and blocks divide m and n alone.
 pub(crate) fn sum_order(config: Sm90Config) -> SumOrder {
     match config {
@@ -288,6 +295,37 @@ mod tests {
         ] {
             let order = order_of_whole(mnk, 132);
             assert_eq!(order[0], fastest, "{mnk:?}: {order:?}");
+        }
+    }
+
+    /// It is the first in the order of those that give the same bits, whichever tile is nearest; also of configurations that a record alone names.
+    #[test]
+    fn what_ends_plainly_has_a_stand_in_by_cost() {
+        use Sm90Config::{
+            Tile64x32, Tile64x64Two, Tile128x80, Tile128x96, Tile128x96K2, Tile128x128, Tile128x144, Tile128x144K2,
+            Tile128x160, Tile128x160K2, Tile256x128,
+        };
+        for (mnk, plain, expected) in [
+            // The nearest, of 64 columns, are more than one round there.
+            ([256, 5120, 8192], Tile128x80, Tile128x128),
+            ([1024, 576, 7168], Tile128x96K2, Tile128x160K2),
+            ([2048, 576, 7168], Tile128x144K2, Tile128x160K2),
+            ([1024, 1536, 2048], Tile128x96, Tile128x128),
+            ([4096, 576, 7168], Tile128x144, Tile128x160),
+            ([2048, 2112, 7168], Tile128x144, Tile128x160),
+            ([5632, 1280, 8192], Tile128x144, Tile256x128),
+            ([128, 2048, 768], Tile64x32, Tile64x64Two),
+        ] {
+            let order = order_of_whole(mnk, 132);
+            let first = order.iter().find(|other| !other.ends_plainly() && other.k_parts() == plain.k_parts());
+            assert_eq!((stand_in(plain, mnk, 132), first), (Some(expected), Some(&expected)), "{mnk:?}, {plain}");
+        }
+        for mnk in [[1, 8, 16], [256, 5120, 8192], [4096, 576, 7168], [8192, 8192, 8192]] {
+            for config in Sm90Config::ALL {
+                let found = stand_in(config, mnk, 132);
+                assert_eq!(found.is_some(), config.ends_plainly(), "{mnk:?}, {config}");
+                assert!(found.is_none_or(|other| sum_order(other) == sum_order(config) && !other.ends_plainly()));
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::our_pairs::Sm90Pair;
-use crate::gpu::gemm::sm90_rules::{order_of_whole, serves, waves};
+use crate::gpu::gemm::sm90_rules::{order_of_whole, serves, stand_in, waves};
 use crate::gpu::gemm::steps::Search;
 use crate::gpu::gemm::sum::{Sum, Target};
 use crate::gpu::kernels::{KernelFamily, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand};
@@ -19,6 +19,9 @@ pub(crate) struct Sm90Product {
     pair: Sm90Pair,
     configs: Vec<Sm90Config>,
     chosen: usize,
+    /// In the place of the one in use, where a call's alpha is not 1.
+    stand_in: Option<Sm90Config>,
+    batch_invariant: bool,
     waves: f32,
     mnk: [usize; 3],
     sm_count: usize,
@@ -29,7 +32,8 @@ impl Sm90Product {
     /// Configurations, the one that should be fastest first.
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, search: Search) -> Self {
         let mut configs = order_of_whole([desc.m, desc.n, desc.k], sm_count);
-        configs.retain(|config| Self::serves(desc, sum, pair, *config));
+        let ends = |config: Sm90Config| search.alpha == 1.0 || !config.ends_plainly();
+        configs.retain(|config| Self::serves(desc, sum, pair, *config) && ends(*config));
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, pair, sm_count, configs)
     }
@@ -48,8 +52,10 @@ impl Sm90Product {
 
     fn new(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, configs: Vec<Sm90Config>) -> Self {
         let mnk = [desc.m, desc.n, desc.k];
-        let waves = waves(configs[0], mnk, sm_count);
-        Self { sum: *sum, pair, waves, configs, chosen: 0, mnk, sm_count, maps: Sm90Maps::default() }
+        let (waves, stand_in) = (waves(configs[0], mnk, sm_count), stand_in(configs[0], mnk, sm_count));
+        let batch_invariant = desc.batch_invariant;
+        let maps = Sm90Maps::default();
+        Self { sum: *sum, pair, configs, chosen: 0, stand_in, batch_invariant, waves, mnk, sm_count, maps }
     }
 
     /// The kernels that it launches.
@@ -60,6 +66,18 @@ impl Sm90Product {
     /// The configuration in use.
     pub(crate) fn config(&self) -> Sm90Config {
         self.configs[self.chosen]
+    }
+
+    /// What a call whose alpha is not 1 runs in the place of the configuration in use, if that ends plainly, and what equal bits cost: which should be faster.
+    pub(crate) fn with_other_alpha(&self) -> Option<String> {
+        let stand_in = self.stand_in?;
+        let waves = waves(stand_in, self.mnk, self.sm_count);
+        let all_ends = |config: &Sm90Config| serves(*config, self.batch_invariant, self.pair, false);
+        let first = order_of_whole(self.mnk, self.sm_count).into_iter().find(all_ends);
+        let faster = first.filter(|first| *first != stand_in).map_or(String::new(), |first| {
+            format!("; {first}, of other bits, should be faster, and is among what autotune tries with that alpha")
+        });
+        Some(format!("sm90 {stand_in}, {waves:.2} waves, of the same bits{faster}"))
     }
 
     /// How often the tiles of the configuration in use fill the GPU.
@@ -77,6 +95,7 @@ impl Sm90Product {
         if index < self.configs.len() {
             self.chosen = index;
             self.waves = waves(self.configs[index], self.mnk, self.sm_count);
+            self.stand_in = stand_in(self.configs[index], self.mnk, self.sm_count);
         }
     }
 
@@ -87,6 +106,7 @@ impl Sm90Product {
         let fused = sum.target == Target::D;
         let product = Sm90Call {
             config: self.config(),
+            stand_in: self.stand_in,
             formats: self.pair.formats,
             m: desc.m,
             n: desc.n,
@@ -139,7 +159,7 @@ mod tests {
         let (a, b) = (Scheme::Fp8Group1x128(f), Scheme::Fp8Group128x128(f));
         let desc = GemmDesc::new(1024, 4096, 7168, a, b, DType::Bf16);
         let sum = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum;
-        let search = |candidates| Search { candidates, workspace_limit: 0 };
+        let search = |candidates| Search { candidates, workspace_limit: 0, alpha: 1.0 };
         let pair = sm90_pair(&desc).unwrap();
         let mut product = Sm90Product::ask(&desc, &sum, pair, 132, search(8));
         assert_eq!((product.place(), product.config()), ((0, 8), Sm90Config::Tile256x128));
@@ -153,6 +173,44 @@ mod tests {
         assert_eq!((recorded.place(), recorded.config()), ((0, 1), Sm90Config::Tile64x64));
     }
 
+    /// What takes the place of one that ends plainly follows the shape, is of the same bits, and is named; with an alpha that asks for it none that ends plainly is tried.
+    #[test]
+    fn another_alpha_has_its_own_configurations() {
+        let f = Fp8Format::E4M3;
+        let (a, b) = (Scheme::Fp8Group1x128(f), Scheme::Fp8Group128x128(f));
+        let words = |mnk: [usize; 3], batch_invariant, config| {
+            let [m, n, k] = mnk;
+            let desc = GemmDesc::new(m, n, k, a, b, DType::Bf16).with_batch_invariant(batch_invariant);
+            let (sum, pair) =
+                (outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum, sm90_pair(&desc).unwrap());
+            let of = |candidates, alpha| {
+                Sm90Product::ask(&desc, &sum, pair, 132, Search { candidates, workspace_limit: 0, alpha })
+            };
+            let all = of(20, 1.0).configs;
+            let ends: Vec<_> = all.iter().copied().filter(|config| !config.ends_plainly()).collect();
+            assert_eq!(of(20, -0.5).configs, ends, "{mnk:?}");
+            assert_eq!(of(1, 2.0).configs, [ends[0]], "{mnk:?}");
+            // Another that autotune takes, or a record.
+            let mut chosen = of(20, 1.0);
+            chosen.choose(all.iter().position(|other| *other == config).unwrap());
+            let recorded = Sm90Product::recorded(&desc, &sum, pair, 132, config);
+            assert_eq!(chosen.with_other_alpha(), recorded.with_other_alpha(), "{mnk:?}, {config}");
+            chosen.with_other_alpha()
+        };
+        use Sm90Config::{Tile64x32, Tile128x80, Tile128x96K2, Tile128x160};
+        assert_eq!(
+            words([1024, 576, 7168], false, Tile128x96K2).unwrap(),
+            "sm90 128x160-k2, 0.48 waves, of the same bits; 128x64, of other bits, should be faster, and is among what autotune tries with that alpha"
+        );
+        assert_eq!(
+            words([256, 5120, 8192], false, Tile128x80).unwrap(),
+            "sm90 128x128, 0.61 waves, of the same bits; 128x160-k2, of other bits, should be faster, and is among what autotune tries with that alpha"
+        );
+        assert_eq!(words([256, 5120, 8192], true, Tile128x80).unwrap(), "sm90 128x128, 0.61 waves, of the same bits");
+        assert_eq!(words([128, 2048, 768], false, Tile64x32).unwrap(), "sm90 64x64-two, 0.24 waves, of the same bits");
+        assert_eq!(words([256, 5120, 8192], false, Tile128x160), None);
+    }
+
     /// Those that end plainly are for whole products of blocks to BF16 that nothing follows, and by no record for others.
     #[test]
     fn what_ends_plainly_is_offered_where_nothing_follows_the_sums() {
@@ -163,7 +221,7 @@ mod tests {
         let with = |epilogue| plain.with_epilogue(epilogue);
         let offered = |desc: &GemmDesc, finish| {
             let (sum, pair) = (outline(desc, Formulation::Sm90, finish).unwrap().sum, sm90_pair(desc).unwrap());
-            let search = Search { candidates: 20, workspace_limit: 0 };
+            let search = Search { candidates: 20, workspace_limit: 0, alpha: 1.0 };
             let product = Sm90Product::ask(desc, &sum, pair, 132, search);
             for config in Sm90Config::ALL.into_iter().filter(|config| config.ends_plainly() && config.k_parts() == 1) {
                 let is_offered = product.configs.contains(&config);
@@ -201,7 +259,7 @@ mod tests {
         let f = Fp8Format::E4M3;
         let (vec, row, tensor) = (Scheme::Fp8Group1x128(f), Scheme::Fp8Row(f), Scheme::Fp8Tensor(f));
         let all = Epilogue { bias: Some(DType::F32), activation: Activation::Gelu, residual: Some(DType::F16) };
-        let search = Search { candidates: 8, workspace_limit: 0 };
+        let search = Search { candidates: 8, workspace_limit: 0, alpha: 1.0 };
         let mut firsts = Vec::new();
         for (a, b) in [(vec, Scheme::Fp8Group128x128(f)), (vec, vec), (row, row), (tensor, tensor)] {
             for (n, k) in [

@@ -212,7 +212,7 @@ mod tests {
         let (a, b) = (Scheme::Fp8Group1x128(f), Scheme::Fp8Group128x128(f));
         let desc = GemmDesc::new(4, 4096, 7168, a, b, DType::Bf16);
         let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
-        let search = |candidates| Search { candidates, workspace_limit: 0 };
+        let search = |candidates| Search { candidates, workspace_limit: 0, alpha: 1.0 };
         let mut product = SmallMProduct::ask(&desc, &sum, H200, search(20));
         let best = SmallMConfig::new(SmallMBlock::One, 4).unwrap();
         assert_eq!((product.place(), product.config()), ((0, 12), best));
@@ -252,7 +252,15 @@ mod tests {
                         let desc = GemmDesc::new(m, n, k, Operand::Plain(DType::Bf16), b, DType::Bf16);
                         let desc = desc.with_batch_invariant(true);
                         let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
-                        (desc, SmallMProduct::ask(&desc, &sum, gpu, Search { candidates: 20, workspace_limit: 0 }))
+                        (
+                            desc,
+                            SmallMProduct::ask(
+                                &desc,
+                                &sum,
+                                gpu,
+                                Search { candidates: 20, workspace_limit: 0, alpha: 1.0 },
+                            ),
+                        )
                     };
                     let (_, one) = of(1);
                     assert_eq!((one.config().block(), one.place()), (block, (0, 1)), "{b}");
@@ -286,7 +294,7 @@ mod tests {
         let ask = |m, b, gpu| {
             let desc = GemmDesc::new(m, 4096, 7168, Operand::Plain(DType::Bf16), b, DType::Bf16);
             let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
-            SmallMProduct::ask(&desc, &sum, gpu, Search { candidates: 20, workspace_limit: 0 })
+            SmallMProduct::ask(&desc, &sum, gpu, Search { candidates: 20, workspace_limit: 0, alpha: 1.0 })
         };
         for b in [Scheme::Nvfp4, Scheme::Fp8Group128x128(Fp8Format::E4M3)] {
             for m in [1, 16, 17, 64] {

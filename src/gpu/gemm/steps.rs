@@ -24,6 +24,8 @@ use crate::gpu::kernels::{BlockCodes, Input, KernelFamily, Output};
 pub(crate) struct Search {
     pub(crate) candidates: usize,
     pub(crate) workspace_limit: usize,
+    /// Of the calls, where it is known; plans do not know it, and take it for 1. What has no kernel that multiplies by it is not offered.
+    pub(crate) alpha: f32,
 }
 
 /// A or B.
@@ -134,6 +136,14 @@ impl Product {
             _ => String::new(),
         };
         format!("{algorithm}{passes}, {waves:.2} waves (number {} of {offered} offered)", place + 1)
+    }
+
+    /// What runs in its place where a call's alpha, which a plan does not know, is not 1; `None`: itself.
+    pub(crate) fn with_other_alpha(&self) -> Option<String> {
+        match self {
+            Self::Lt(_) | Self::SmallM(_) => None,
+            Self::Sm90(sm90) => sm90.with_other_alpha(),
+        }
     }
 
     /// Bytes of the handle's workspace that the algorithm in use takes.

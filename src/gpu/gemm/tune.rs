@@ -100,7 +100,7 @@ pub struct Trial {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct TuneReport {
-    /// Every candidate, in the order of preference; the first is what `plan` would take.
+    /// Every candidate, in the order of preference; the first is what `plan` would take, but for configurations of `sm90` that end plainly where alpha is not 1.
     pub trials: Vec<Trial>,
     /// Place of the winner in `trials`.
     pub winner: usize,
@@ -113,7 +113,8 @@ impl GemmPlan {
     ///
     /// Before any is timed, every candidate's D is held against the f64 bound ([`gemm_bound`](crate::reference::gemm_bound)) where it is
     /// sampled, and everywhere against the first D that passed; a candidate that is wrong or fails is dropped and reported.
-    /// The others are timed in turns ([`Timing::in_turns`]). The operands should be typical data: timings depend on them. D's
+    /// The others are timed in turns ([`Timing::in_turns`]). The operands should be typical data: timings depend on them. With an alpha other
+    /// than 1 configurations of `sm90` that [end plainly](crate::Sm90Config::ends_plainly) are no candidates: another's kernel would run in their place. D's
     /// content is lost (with `accumulate`, old values are taken as zero). Slow: allocates the scratch of the largest, copies
     /// the operands, and D for each candidate, to the host, and waits.
     ///
@@ -124,7 +125,7 @@ impl GemmPlan {
         handle.refuse_capture("autotuning")?;
         let desc = args.desc()?;
         self.check(handle, &desc)?;
-        let search = Search { candidates: options.candidates, ..self.options.search() };
+        let search = Search { candidates: options.candidates, alpha: args.alpha, ..self.options.search() };
         let mut candidates = self.candidates(handle, search)?;
         let mut judge = Judge::new(handle, &desc, &args)?;
         let mut trials: Vec<Trial> = Vec::new();

@@ -99,6 +99,7 @@ impl Handle {
             check_places_apart(&places, &d)?;
             let call = Sm90Call {
                 config,
+                stand_in: None,
                 formats: pair.formats,
                 m,
                 n,

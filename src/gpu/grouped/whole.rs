@@ -134,6 +134,7 @@ impl Whole<'_> {
             check_places_apart(&places, &d)?;
             let call = Sm90Call {
                 config,
+                stand_in: None,
                 formats: pair.formats,
                 m,
                 n,

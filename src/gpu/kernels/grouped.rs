@@ -5,7 +5,7 @@ use super::grouped_forward::{Forward, GroupedForward, SECOND_INPUT, SECOND_OFFSE
 use super::grouped_members::{FEW, GroupedMembers, Members};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
-use super::operand::{address, check_aligned, check_bytes, check_floats, format_code};
+use super::operand::{address, check_aligned, check_bytes, check_floats, format_code, words};
 use super::scale_rule::ScaleRule;
 use crate::error::Result;
 use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, GroupedScales};
@@ -150,15 +150,17 @@ impl GroupedCast<'_> {
             GroupedFactors::Encode(span) | GroupedFactors::Decode(span) => (Some(span), self.amax),
             GroupedFactors::Amax(span, _) => (None, Some(span)),
         };
+        // Of memory that may be longer as many numbers as are read, or written.
+        let count = self.scales.count(members.count);
         let second =
             input.forward.iter().flat_map(|forward| [(SECOND_INPUT, *forward.x), (SECOND_OFFSETS, *forward.offsets)]);
         let read = members.numbers().into_iter().chain([("input", *input.x)]).chain(second);
-        let read = read.chain(given.map(|given| ("given scales", *given)));
+        let read = read.chain(given.map(|given| words("given scales", given, count)));
         let plain = out.iter().flat_map(|out| [("codes", *out.codes), ("scales", *out.scales)]);
         let turned = transposed.iter();
         let turned =
             turned.flat_map(|out| [("transposed codes", *out.codes), ("scales of transposed codes", *out.scales)]);
-        let written = plain.chain(turned).chain(found.map(|amax| ("amax", *amax)));
+        let written = plain.chain(turned).chain(found.map(|amax| words("amax", amax, count)));
         check_apart(read, written.chain([("count of clamped members", *members.clamped)]))
     }
 
@@ -392,6 +394,11 @@ mod tests {
         for written in 6..12 {
             let said = refusal_of(|parts| cast(parts, Some(&Span::unguarded(parts[written].address + 8, 12))), 0, 0);
             assert!(said.contains("given scales") && said.contains(NAMES[written]), "{}: {said:?}", NAMES[written]);
+        }
+        // Numbers of three members each, side by side, given and received by views that are longer.
+        for beside in [-12i64, 12] {
+            let long = |parts: &[Span<'_>; 12]| Span::unguarded(parts[10].address.wrapping_add_signed(beside), 24);
+            assert_eq!(refusal_of(|parts| cast(parts, Some(&long(parts))), 0, 0), "", "{beside}");
         }
         // Two that are read may lie together: an activation of its own gradient.
         assert_eq!(refusal_of(found, 4, 3), "");

@@ -58,6 +58,7 @@ impl Sm90Call<'_> {
     fn problem(&self, tile: Sm90Tile) -> Result<Sm90Problem> {
         let &Self {
             config: _,
+            stand_in: _,
             formats: _,
             m,
             n,

@@ -108,6 +108,8 @@ pub(crate) enum Sm90End<'a> {
 /// of it; or for groups of rows the same of `A_g`, `B_g` and `bias_g`, for groups of k that of `A_g`, `B_g` and `D_g` without the rest.
 pub(crate) struct Sm90Call<'a> {
     pub(crate) config: Sm90Config,
+    /// Whose kernels take the place of one that ends plainly, where alpha asks for another end: one that [stands in for it](Sm90Config::stands_in_for). With none the call is refused.
+    pub(crate) stand_in: Option<Sm90Config>,
     /// Of the codes of A and B.
     pub(crate) formats: [Fp8Format; 2],
     /// Rows of A and D, those of all groups and between them; of groups of k those of each group's D.
@@ -400,7 +402,9 @@ impl Sm90Call<'_> {
 
     /// The configuration whose kernel it takes: alpha, which plans do not know, may ask for an end that its own does not have.
     pub(super) fn config_with_the_end(&self) -> Sm90Config {
-        if self.kind() == Kind::Block { self.config.with_all_ends() } else { self.config }
+        let lacks_it = self.config.ends_plainly() && self.kind() == Kind::Block;
+        let stand_in = self.stand_in.filter(|other| lacks_it && other.stands_in_for(self.config));
+        stand_in.unwrap_or(self.config)
     }
 
     /// Whether something follows the sums, beside alpha.

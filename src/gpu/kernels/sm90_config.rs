@@ -130,23 +130,23 @@ impl Sm90Config {
     }
 
     /// Whether all it has is a kernel of whole products of E4M3 codes with 1x128 (A) and 128x128 scales (B) to BF16 where nothing follows the sums: no bias, activation, residual or old value of
-    /// D. It is offered for no others, and refused where a record or a call names it for them. Where a call's alpha is not 1, kernels of a configuration with other ends and as many
-    /// [`Sm90Config::k_parts`] take its place, whose sums are the same in every bit.
+    /// D. It is offered for no others, and refused where a record or a call names it for them. Where a call's alpha is not 1, kernels of the configuration take its place that should be fastest of those
+    /// with other ends and as many [`Sm90Config::k_parts`]: their sums are the same in every bit. `GemmPlan::explain` says which.
     pub fn ends_plainly(self) -> bool {
-        self.with_all_ends() != self
+        matches!(
+            self,
+            Self::Tile128x144
+                | Self::Tile128x96
+                | Self::Tile128x80
+                | Self::Tile64x32
+                | Self::Tile128x144K2
+                | Self::Tile128x96K2
+        )
     }
 
-    /// What takes its place where its kernels lack the end that is asked for: itself where they have all ends, else of those that divide k alike the one with the tile nearest.
-    pub(super) fn with_all_ends(self) -> Self {
-        match self {
-            Self::Tile128x144 => Self::Tile128x160,
-            Self::Tile128x96 => Self::Tile128x128,
-            Self::Tile128x80 => Self::Tile128x64,
-            Self::Tile64x32 => Self::Tile64x64,
-            Self::Tile128x144K2 => Self::Tile128x160K2,
-            Self::Tile128x96K2 => Self::Tile128x64K2,
-            other => other,
-        }
+    /// Whether it may take the place of one that ends plainly: it has all ends, and gives the same bits.
+    pub(crate) fn stands_in_for(self, plain: Self) -> bool {
+        !self.ends_plainly() && self.k_parts() == plain.k_parts()
     }
 
     /// The fewest blocks of 128 along k that its kernels with a plain end alone are for: their loop's body, where no other loop is beside it.

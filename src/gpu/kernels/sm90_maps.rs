@@ -122,6 +122,7 @@ pub(crate) fn call_of<'a>([a, b, d]: [&'a Span<'a>; 3], [m, n, k]: [usize; 3]) -
     use super::sm90_call::{Sm90Operand, Sm90Scales};
     Sm90Call {
         config: Sm90Config::Tile128x128,
+        stand_in: None,
         formats: super::sm90_config::E4M3_PAIR,
         m,
         n,

@@ -52,6 +52,7 @@ fn check_places(
     spans.iter_mut().zip(places).for_each(|(span, place)| span.address += place);
     let call = Sm90Call {
         config: Sm90Config::Tile128x128,
+        stand_in: None,
         formats: E4M3_PAIR,
         m,
         n,
@@ -145,6 +146,7 @@ fn casts_of_d_have_codes_and_scales_and_no_more() {
         let codes = Sm90Codes { scales: &scales, recipe };
         let mut call = Sm90Call {
             config: Sm90Config::Tile64x128,
+            stand_in: None,
             formats: E4M3_PAIR,
             m,
             n,
@@ -250,6 +252,7 @@ fn groups_of_k_have_one_a_and_b_and_many_d() {
         let spans: Vec<_> = spans.collect();
         let mut call = Sm90Call {
             config: Sm90Config::Tile256x128,
+            stand_in: None,
             formats: E4M3_PAIR,
             m,
             n,
@@ -312,6 +315,7 @@ fn groups_of_k_have_1x128_scales_on_both_sides() {
     let operand = Sm90Operand { codes: &all, scales: &all };
     let call = |layout, along| Sm90Call {
         config: Sm90Config::Tile64x64,
+        stand_in: None,
         formats: E4M3_PAIR,
         m: 128,
         n: 128,
@@ -346,6 +350,7 @@ fn what_has_one_end_goes_to_kernels_that_have_no_other() {
     let kind = |layout, along: Option<Sm90Along>, d_type, change: fn(&mut Sm90Call<'_>)| {
         let mut call = Sm90Call {
             config: Sm90Config::Tile256x128,
+            stand_in: None,
             formats: E4M3_PAIR,
             m: 256,
             n: 256,
@@ -409,13 +414,14 @@ fn what_has_one_end_goes_to_kernels_that_have_no_other() {
     assert_eq!(kind(Sm90Scales::BlocksOfA, None, DType::Bf16, |_| ()), Kind::BlockA);
 }
 
-/// Plans do not know alpha: where it is not 1, kernels that do not multiply by it are left to others.
+/// Plans do not know alpha: where it is not 1, kernels that do not multiply by it are left to others, which the plan chose, or the call is refused.
 #[test]
 fn alpha_takes_a_configuration_that_multiplies_by_it() {
     let at = span(1 << 30);
     let operand = Sm90Operand { codes: &at, scales: &at };
-    let with = |config, alpha| Sm90Call {
+    let with = |config, stand_in, alpha| Sm90Call {
         config,
+        stand_in,
         formats: E4M3_PAIR,
         m: 256,
         n: 576,
@@ -435,12 +441,21 @@ fn alpha_takes_a_configuration_that_multiplies_by_it() {
         end: Sm90End::Numbers,
     };
     for config in Sm90Config::ALL {
-        assert_eq!(with(config, 1.0).config_with_the_end(), config);
-        let call = with(config, 0.5);
-        assert_eq!((call.kind(), call.config_with_the_end()), (Kind::Block, config.with_all_ends()), "{config}");
+        for other in Sm90Config::ALL {
+            let of = |alpha| with(config, Some(other), alpha);
+            assert_eq!(of(1.0).config_with_the_end(), config);
+            let (call, stands_in) = (of(0.5), other.stands_in_for(config));
+            let taken = if config.ends_plainly() && stands_in { other } else { config };
+            assert_eq!((call.kind(), call.config_with_the_end()), (Kind::Block, taken), "{config}, {other}");
+            let serves = taken.tile_of(Kind::Block, E4M3_PAIR).is_some();
+            assert_eq!(serves, !config.ends_plainly() || stands_in, "{config}, {other}");
+        }
+        assert_eq!(with(config, None, 0.5).config_with_the_end(), config);
         // As where k is too short for the loop of the largest.
         let kind = if config.least_plain_blocks() > 1 { Kind::Block } else { Kind::Plain };
-        assert_eq!(with(config, 1.0).kind(), kind, "{config}");
+        assert_eq!(with(config, None, 1.0).kind(), kind, "{config}");
     }
-    assert_eq!(with(Sm90Config::Tile128x144K2, 2.0).config_with_the_end(), Sm90Config::Tile128x160K2);
+    let (k2, other) = (Sm90Config::Tile128x144K2, Sm90Config::Tile128x64K2);
+    assert_eq!(with(k2, Some(other), 2.0).config_with_the_end(), other);
+    assert!(!Sm90Config::Tile128x160.stands_in_for(k2) && !k2.stands_in_for(k2), "of other bits, or without the end");
 }
