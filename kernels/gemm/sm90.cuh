@@ -15,115 +15,9 @@
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
 #include "gemm/sm90_cast.cuh"
+#include "gemm/sm90_produce.cuh"
 #include "gemm/sm90_store.cuh"
 #include "gemm/wgmma.cuh"
-
-// The tiles of a block, in order, for the producer warp, which tells the others. Groups are walked 32 at a time, one in each lane: no
-// memory is asked for, empty ones cost nothing, and any number of them will do.
-template <class C, u32 GROUPED> struct Sm90Walk {
-    const Sm90Problem& p;
-    u32 unit;  // the tile of a block, or those of a pair
-    u32 first_group, base, end, upto, units, start, count, largest;
-
-    __device__ __forceinline__ Sm90Walk(const Sm90Problem& p) : p(p) {
-        unit = blockIdx.x / C::CLUSTER;
-        if (GROUPED) {
-            first_group = 0;
-            end = 0;
-            largest = 0;
-            if (p.groups) load_groups();
-        }
-    }
-
-    __device__ __forceinline__ static u32 across(const Sm90Problem& p) {
-        constexpr u32 UNIT = C::SHARE == SHARE_A ? 2 * C::OUT_COLS : C::OUT_COLS;
-        return (p.n + UNIT - 1) / UNIT;
-    }
-
-    __device__ __forceinline__ static u32 down(u32 rows) {
-        return (rows + C::ROWS - 1) / C::ROWS;
-    }
-
-    // The same of a group: of one along k all of D's, if it has any of k.
-    __device__ __forceinline__ static u32 units_of(const Sm90Problem& p, u32 count) {
-        if (GROUPED == GROUPS_OF_K) return count > 0 ? down(p.m) * across(p) : 0;
-        return down(count) * across(p);
-    }
-
-    // See groups.cuh.
-    __device__ __forceinline__ static void load_32(const Sm90Problem& p, u32 first, u32& largest, u32& start, u32& count) {
-        constexpr bool OF_K = GROUPED == GROUPS_OF_K;
-        load_32_groups<OF_K ? 128 : 4>(p, OF_K ? p.k : p.m, first, largest, start, count);
-    }
-
-    // How many tiles the block has. All lanes of a warp together.
-    __device__ __forceinline__ static u32 tiles(const Sm90Problem& p) {
-        u32 all = down(p.m) * across(p);
-        if (GROUPED) {
-            all = 0;
-            u32 largest = 0;
-            for (u32 g = 0; g < p.groups; g += 32) {
-                u32 start, count;
-                load_32(p, g, largest, start, count);
-                all += units_of(p, count);
-            }
-#pragma unroll
-            for (u32 step = 16; step > 0; step /= 2) all += __shfl_xor_sync(0xFFFFFFFFu, all, step);
-            all = __shfl_sync(0xFFFFFFFFu, all, 0);  // the same for all lanes, and known to be
-        }
-        const u32 first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
-        return all > first ? (all - first - 1) / step + 1 : 0;
-    }
-
-    __device__ __forceinline__ void load_groups() {
-        load_32(p, first_group, largest, start, count);
-        units = units_of(p, count);
-        upto = units;
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            const u32 before = __shfl_up_sync(0xFFFFFFFFu, upto, step);
-            if (threadIdx.x % 32 >= step) upto += before;
-        }
-        base = end;
-        end += __shfl_sync(0xFFFFFFFFu, upto, 31);
-    }
-
-    // All lanes of a warp together.
-    __device__ __forceinline__ bool next(Sm90Tile& tile) {
-        u32 inside = unit, rows = p.m, row = 0;
-        tile.group = 0;
-        if (GROUPED) {
-            while (unit >= end) {
-                first_group += 32;
-                if (first_group >= p.groups) return false;
-                load_groups();
-            }
-            const u32 lane = __ffs(__ballot_sync(0xFFFFFFFFu, unit - base < upto)) - 1;
-            inside = unit - base - __shfl_sync(0xFFFFFFFFu, upto - units, lane);
-            row = __shfl_sync(0xFFFFFFFFu, start, lane);
-            rows = __shfl_sync(0xFFFFFFFFu, count, lane);
-            tile.group = first_group + lane;
-            if (GROUPED == GROUPS_OF_K) {
-                tile.first_block = row / 128;
-                tile.blocks = (rows + 127) / 128;
-                row = tile.group * p.m;
-                rows = p.m;
-            }
-        } else if (unit >= down(p.m) * across(p)) {
-            return false;
-        }
-        // Bands of `raster` tiles along m, each walked along n: what the blocks of a moment read stays in L2.
-        const u32 band_units = p.raster * across(p), band = inside / band_units, in_band = inside - band * band_units;
-        const u32 height = min(p.raster, down(rows) - band * p.raster);
-        u32 x = in_band / height, y = band * p.raster + in_band - x * height;
-        if (C::SHARE == SHARE_A) x = 2 * x + cluster_rank();
-        tile.row = row + y * C::ROWS;
-        tile.col = x * C::OUT_COLS;
-        tile.rows = (int)rows - (int)(y * C::ROWS);
-        unit += gridDim.x / C::CLUSTER;
-        return true;
-    }
-};
 
 #ifdef SCALED_GEMM_STAMPS
 __shared__ u32 loop_cycles;
@@ -138,90 +32,6 @@ __device__ __forceinline__ void stamp(const Sm90Problem& p, u32 which) {
     at[2] = loop_cycles;
 }
 #endif
-
-// Where a warp is in the ring of stages.
-template <class C> struct Sm90Ring {
-    u32 stage, parity;
-    __device__ __forceinline__ void advance() {
-        stage = stage == C::STAGES - 1 ? 0 : stage + 1;
-        parity ^= stage == 0;
-    }
-};
-
-template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const Sm90Problem& p, u32 shared, bool of_scales) {
-    constexpr bool OF_K = GROUPED == GROUPS_OF_K;
-    const u32 blocks = (p.k + 127) / 128, rank = C::CLUSTER > 1 ? cluster_rank() : 0;
-    Sm90Walk<C, GROUPED> walk(p);
-    Sm90Ring<C> ring = {0, 1};
-    Sm90Tile tile;
-    while (walk.next(tile)) {
-        if (threadIdx.x % 32 == 0) {
-            const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
-            // Of A, which all groups of k share, as they do B.
-            const u32 row = OF_K ? tile.row - tile.group * p.m : tile.row;
-            const u32 first = OF_K ? tile.first_block : C::SPLIT > 1 ? rank * blocks / C::SPLIT : 0;
-            const u32 end = OF_K ? first + tile.blocks : C::SPLIT > 1 ? (rank + 1) * blocks / C::SPLIT : blocks;
-            // Of a tile without rows, whichever: its sums are not stored.
-            constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
-            static_assert(!TILED_A || GROUPED == GROUPS_NONE, "rows of a group may begin inside a tile of 128x128 scales");
-            const u32 scale_row = TILED_A ? row / 128 : SCALED ? min(row, p.pitch_a - 4) : 0;
-            const u32 scale_bytes = TILED_A ? 16 * C::TILES_A * C::TWICE_A : SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
-            // Scales of all groups' rows of B lie side by side, as those rows do.
-            const u32 scale_col = VECTOR ? min(group_row + tile.col, p.pitch_b - 4) : 0;
-            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
-            const float* scales_a = TILED_A ? p.scales_a + (u64)scale_row * p.pitch_a : p.scales_a + scale_row;
-            const float* scales_b = VECTOR ? p.scales_b + scale_col
-                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
-            for (u32 block = first; block < end; block++) {
-                const u32 full = shared + C::FULL + 8 * ring.stage;
-                const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
-                barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                if (of_scales) {
-                    barrier_expect(full, scale_bytes + scale_bytes_b);
-                    // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
-                    const u32 to_scales_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES;
-                    if (TILED_A) {
-                        const float* of_tiles = scales_a + block / 4 * 4;
-                        copy_bytes(to_scales_a, of_tiles, 16, full);
-                        if (C::TWICE_A > 1) copy_bytes(to_scales_a + 16, of_tiles, 16, full);
-                        if (C::TILES_A > 1) {
-                            // Of a tile without rows in D, those of the one above.
-                            const float* below = of_tiles + (scale_row < (p.m - 1) / 128 ? p.pitch_a : 0);
-                            for (u32 i = 0; i < C::TWICE_A; i++) copy_bytes(to_scales_a + 16 * (C::TWICE_A + i), below, 16, full);
-                        }
-                    } else {
-                        copy_bytes(to_scales_a, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
-                    }
-                    const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
-                    const u32 to_scales = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
-                    copy_bytes(to_scales, of_block, VECTOR ? scale_bytes_b : 16, full);
-                    // Of the second matrix, or of the next tile.
-                    const u32 next = C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0;
-                    if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_scales + 16, of_block + (u64)next * p.pitch_b, 16, full);
-                    ring.advance();
-                    continue;
-                }
-                if (block == first)
-                    shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, OF_K ? tile.blocks : tile.group});
-                barrier_expect(full, C::A_BYTES + C::B_BYTES);
-                if (C::SHARE == SHARE_A)
-                    copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, row + rank * C::A_BOX, full, 3);
-                else
-                    copy_box(to_a, a, 128 * block, row, full);
-                copy_box(to_b, b, 128 * block, group_row + tile.col, full);
-                if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
-                ring.advance();
-            }
-        }
-        __syncwarp();
-    }
-    if (threadIdx.x % 32 == 0 && !of_scales)
-        for (u32 i = 0; i < C::STAGES; i++) {
-            barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-            ring.advance();
-        }
-}
 
 // Whether machine code of this compiler was looked at (scripts/check-kernels.sh), of which one thing is asked that PTX does not say: see `give_back_used`.
 #if !defined(__CUDACC_RTC__) && __CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0
@@ -513,7 +323,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
 }
 
 template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const TensorMap& d, const Sm90Problem& p) {
+__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const TensorMap& d, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
     const u32 group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);  // the same for all lanes, and known to be
@@ -544,7 +354,7 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     if (group == C::GROUPS) {
         if (C::GROUPS > 1) fewer_registers<40>();
         const u32 warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4 * C::GROUPS;
-        if (warp == 0 || (warp == 1 && C::SCALES != SCALES_OUTER)) sm90_produce<C, GROUPED>(a, b, p, shared, warp == 1);
+        if (warp == 0 || (warp == 1 && C::SCALES != SCALES_OUTER)) sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared, warp == 1);
 #ifdef SCALED_GEMM_BOUNDED_WAITS
         if (threadIdx.x == 128 * C::GROUPS) finished = 1;
         if (threadIdx.x == 128 * C::GROUPS + 64) {
@@ -566,12 +376,13 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     }
 }
 
-// What the kernels have in common: {A's map, B's map, D's where it is stored in boxes, the problem}.
+// What the kernels have in common: {A's map, B's map, D's where it is stored in boxes, A's and B's with the boxes of a last tile that is cut, the problem}.
 #define SM90_KERNEL(NAME, C, GROUPED)                                                                                   \
     extern "C" __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)                                               \
     NAME(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,     \
+         const __grid_constant__ TensorMap a_edge, const __grid_constant__ TensorMap b_edge,                            \
          const __grid_constant__ Sm90Problem p) {                                                                       \
-        sm90_block<C, GROUPED>(a, b, d, p);                                                                             \
+        sm90_block<C, GROUPED>(a, b, d, a_edge, b_edge, p);                                                             \
     }
 
 #define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \

@@ -116,6 +116,7 @@ const HEADERS: [(&str, &str); 43] = [
     ("gemm/wgmma.cuh", include_str!("../../../kernels/gemm/wgmma.cuh")),
     ("gemm/finish.cuh", include_str!("../../../kernels/gemm/finish.cuh")),
     ("gemm/sm90_config.cuh", include_str!("../../../kernels/gemm/sm90_config.cuh")),
+    ("gemm/sm90_produce.cuh", include_str!("../../../kernels/gemm/sm90_produce.cuh")),
     ("gemm/sm90_store.cuh", include_str!("../../../kernels/gemm/sm90_store.cuh")),
     ("gemm/sm90_cast.cuh", include_str!("../../../kernels/gemm/sm90_cast.cuh")),
     ("gemm/sm90.cuh", include_str!("../../../kernels/gemm/sm90.cuh")),

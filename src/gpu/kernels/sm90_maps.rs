@@ -4,6 +4,7 @@ use cudarc::driver::sys::CUtensorMap;
 
 use super::sm90_call::{Sm90Call, Sm90End};
 use super::sm90_config::{Kind, Sm90Config, Sm90Tile};
+use super::sm90_groups::{Sm90Along, Sm90Groups};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
 use crate::error::Result;
 use crate::format::DType;
@@ -13,13 +14,13 @@ use crate::gpu::device::stream::Queue;
 /// What a map is made of: the matrix, its address and length.
 type MapKey = (MatrixMap, u64, usize);
 
-/// The tensor maps of A and B of the last launch, and of D where it is stored in boxes, to be used again as long as they stay where they are.
+/// The tensor maps of A and B of the last launch, of D where it is stored in boxes, and of A and B with the boxes of a last tile that is cut, to be used again as long as they stay where they are.
 #[derive(Default)]
-pub(crate) struct Sm90Maps([Option<(MapKey, CUtensorMap)>; 3]);
+pub(crate) struct Sm90Maps([Option<(MapKey, CUtensorMap)>; 5]);
 
 impl Sm90Maps {
     /// Those of a call on this stream.
-    pub(super) fn on(&mut self, stream: &Queue, call: &Sm90Call<'_>, tile: Sm90Tile) -> Result<[CUtensorMap; 3]> {
+    pub(super) fn on(&mut self, stream: &Queue, call: &Sm90Call<'_>, tile: Sm90Tile) -> Result<[CUtensorMap; 5]> {
         self.of(call, tile, |name, matrix, span| {
             tracing::trace!(operand = name, ?matrix, "a tensor map is encoded");
             stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
@@ -33,10 +34,16 @@ impl Sm90Maps {
         call: &Sm90Call<'_>,
         tile: Sm90Tile,
         mut encode: impl FnMut(&str, &MatrixMap, &Span<'_>) -> Result<CUtensorMap>,
-    ) -> Result<[CUtensorMap; 3]> {
-        let [a, b] = call.maps(tile);
-        let operands = [("A", Some(a), call.a.codes), ("B", Some(b), call.b.codes), ("D", call.map_d(tile), call.d)];
-        let mut maps = [CUtensorMap { opaque: [0; 16] }; 3];
+    ) -> Result<[CUtensorMap; 5]> {
+        let ([a, b], [a_edge, b_edge]) = (call.maps(tile), call.edge_maps(tile));
+        let operands = [
+            ("A", Some(a), call.a.codes),
+            ("B", Some(b), call.b.codes),
+            ("D", call.map_d(tile), call.d),
+            ("the edge of A", a_edge, call.a.codes),
+            ("the edge of B", b_edge, call.b.codes),
+        ];
+        let mut maps = [CUtensorMap { opaque: [0; 16] }; 5];
         for ((kept, map), (name, matrix, span)) in self.0.iter_mut().zip(&mut maps).zip(operands) {
             let Some(matrix) = matrix else { continue };
             let key = (matrix, span.address, span.bytes);
@@ -92,6 +99,17 @@ impl Sm90Call<'_> {
             swizzle: Swizzle::Bytes128,
         };
         [map(self.m, tile.rows / tile.sharers), map(self.matrices()[0] * self.parts() * self.n, tile.cols)]
+    }
+
+    /// Likewise with the boxes of a last tile that is cut, where the kernel asks for them: `EDGE_A`, `EDGE_B` in `sm90_produce` of `kernels/gemm/sm90_produce.cuh`.
+    fn edge_maps(&self, tile: Sm90Tile) -> [Option<MatrixMap>; 2] {
+        let [a, b] = self.maps(tile);
+        let of_rows = matches!(self.groups, Some(Sm90Groups { along: Sm90Along::Rows, .. }));
+        let cut = |map: MatrixMap, rows: usize, has_edge: bool| {
+            let box_rows = rows % map.box_rows;
+            (has_edge && box_rows > 0).then_some(MatrixMap { box_rows, ..map })
+        };
+        [cut(a, self.m, !of_rows), cut(b, self.n, matches!(self.end, Sm90End::Numbers))]
     }
 
     /// D's boxes, where its kernel stores them: of 16-bit numbers.
@@ -159,8 +177,21 @@ mod tests {
         let made = made.unwrap().map(|map| map.opaque[0]);
         let d = call.map_d(call.config.tile()).map_or(0, |map| call.d.address + map.rows as u64);
         let [a, b] = call.maps(call.config.tile());
-        assert_eq!(made, [call.a.codes.address + a.rows as u64, call.b.codes.address + b.rows as u64, d]);
+        assert_eq!(made[..3], [call.a.codes.address + a.rows as u64, call.b.codes.address + b.rows as u64, d]);
         encoded
+    }
+
+    #[test]
+    fn boxes_at_edges_end_with_their_matrix() {
+        let span = Span::unguarded(0x1000, 1 << 20);
+        let boxes = |call: Sm90Call<'_>| call.edge_maps(call.config.tile()).map(|map| map.map(|map| map.box_rows));
+        let call = |mnk| call_of([&span; 3], mnk);
+        assert_eq!(boxes(call([256, 384, 512])), [None, None]);
+        assert_eq!(boxes(call([200, 328, 512])), [Some(72), Some(72)]);
+        // Each block of a pair brings half of its tile's rows.
+        let wide = Sm90Call { config: Sm90Config::Tile256x128, ..call([129, 136, 512]) };
+        assert_eq!(boxes(wide), [Some(1), Some(8)]);
+        assert_eq!(boxes(Sm90Call { config: Sm90Config::Tile128x144, ..call([64, 576, 512]) }), [Some(64), None]);
     }
 
     #[test]
@@ -180,6 +211,10 @@ mod tests {
         let fewer = [128, n, k];
         assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], fewer)), ["A", "D"]);
         assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [128, n, 256])), ["A", "B"]);
+        // Tiles that are cut.
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [200, n, k])), ["A", "B", "D", "the edge of A"]);
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [200, 320, k])), ["B", "D", "the edge of B"]);
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], MNK)), ["A", "B", "D"]);
         // FP32 is not stored in boxes.
         let call = Sm90Call { d_type: DType::F32, ..call_of([&a, &b, &d], MNK) };
         assert_eq!(encoded(&mut maps, &call), ["A", "B"]);
