@@ -214,9 +214,9 @@ mod tests {
         // Tiles that are cut.
         assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [200, n, k])), ["A", "B", "D", "the edge of A"]);
         assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [200, 320, k])), ["B", "D", "the edge of B"]);
-        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], MNK)), ["A", "B", "D"]);
+        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D"], "whole again");
         // FP32 is not stored in boxes.
-        let call = Sm90Call { d_type: DType::F32, ..call_of([&a, &b, &d], MNK) };
-        assert_eq!(encoded(&mut maps, &call), ["A", "B"]);
+        let call = Sm90Call { d_type: DType::F32, ..call_of([&a, &b, &d], fewer) };
+        assert_eq!(encoded(&mut maps, &call), ["A"]);
     }
 }
