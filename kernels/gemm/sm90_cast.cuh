@@ -33,13 +33,16 @@ template <class C> __device__ __forceinline__ void sm90_scale_parts(Sm90Sums<C>&
 // h = silu(gate) * up in the gate's place, operation by operation as the producer of src/reference/producers: gate * sigmoid(gate), times up.
 template <class C>
 __device__ __forceinline__ void sm90_swiglu(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    // Of rows that there are.
+    const u32 at = row + sm90_lane<C>() / 4;
     float largest = 0.0f;
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++)
 #pragma unroll
         for (u32 a = 0; a < C::OUT_ATOMS; a++)
 #pragma unroll
-            for (u32 e = 0; e < C::ATOM / 2; e++) largest = fmaxf(largest, fabsf(sum[wave][a][e]));
+            for (u32 e = 0; e < C::ATOM / 2; e++)
+                if ((int)(at + 64 * wave + 8 * (e / 2 % 2)) < tile.rows) largest = fmaxf(largest, fabsf(sum[wave][a][e]));
     const bool near = __all_sync(0xFFFFFFFFu, largest <= NEAR);
     if (!near) sm90_finish_slowly<C, C::WAVES * C::OUT_WIDE / 32>(sum, p, ACTIVATION_SILU, tile, row, col, slab);
 #pragma unroll

@@ -294,11 +294,14 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
     }
 }
 
-// Whether the activation of all sums of the warp may be had with `sigmoid_near`. Where |v| is at most 9.6, GELU's argument is at most 79.4.
-template <class C> __device__ __forceinline__ bool sm90_all_near(Sm90Sums<C>& sum, u32 activation) {
+// Whether the activation of all of the warp's sums in D may be had with `sigmoid_near`; others are of whatever a stage had. Where |v| is at most 9.6, GELU's argument is at most 79.4.
+template <class C> __device__ __forceinline__ bool sm90_all_near(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 activation = p.activation, lane = sm90_lane<C>(), at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
     if (activation <= ACTIVATION_RELU) return true;
     float largest = 0.0f;
-    sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { largest = fmaxf(largest, fmaxf(fabsf(x), fabsf(y))); });
+    sm90_each<C>(sum, [&](u32 wave, u32 c, u32 half, float& x, float& y) {
+        if ((int)(at + 64 * wave + 8 * half) < tile.rows && first + c < p.n) largest = fmaxf(largest, fmaxf(fabsf(x), fabsf(y)));
+    });
     return __all_sync(0xFFFFFFFFu, largest <= (activation == ACTIVATION_GELU ? 9.6f : NEAR));
 }
 
@@ -430,7 +433,7 @@ __device__ __forceinline__ void sm90_finish_slowly(Sm90Sums<C>& sum, const Sm90P
 // Activation and residual of sums that alpha, scales, D's old value and bias have been applied to.
 template <class C>
 __device__ __forceinline__ void sm90_finish(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    if (!sm90_all_near<C>(sum, p.activation) || (p.residual && !sm90_residual_is_aligned(p)))
+    if (!sm90_all_near<C>(sum, p, tile, row, col) || (p.residual && !sm90_residual_is_aligned(p)))
         return sm90_finish_slowly<C, C::WAVES * C::WIDE / 32>(sum, p, p.activation, tile, row, col, slab);
     sm90_activate<C>(sum, p.activation);
     if (p.residual) sm90_add_residual<C>(sum, p, tile, row, col);
