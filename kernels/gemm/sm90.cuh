@@ -5,9 +5,9 @@
 // in atoms of 64 x ATOM x 128 and add each atom times its scales to FP32 sums ("promotion": tensor cores keep some 14 bits of
 // FP8 sums). The order of all sums depends on k, and on how many blocks divide it, alone: equal rows have equal results, whatever m and the grid.
 //
-// A stage has two barriers. `full` has the producer's arrival, which also announces the bytes of its two copies, and that of a second warp, which copies the scales: each copy takes a
+// A stage has two barriers. `full` has the producer's arrival, which also announces the bytes of its copies, one of each operand that the tile has, and that of a second warp, which copies the scales: each copy takes a
 // thread some hundred cycles. `empty` has one
-// arrival of every math warp, of both blocks where a pair shares an operand: there each producer copies one half of it into both blocks,
+// arrival of every math warp, of both blocks where a pair shares an operand: there each producer copies what there is of one half of it into both blocks,
 // and waits for both. With the first stage of a tile the producer says which it is. Before a block ends its
 // producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
 #pragma once

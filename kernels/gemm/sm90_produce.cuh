@@ -122,7 +122,7 @@ template <class C> struct Sm90Ring {
 };
 
 // What a copy finds outside of its matrix it fills with zeros at 16 bytes a cycle, a quarter of the rate of what it reads: a tile that was half outside took 1.4 times as long as a whole one
-// (observed: H100, 2026-11). So where a tile ends outside, boxes of `a_edge` and `b_edge` end with the matrix; what a stage has behind them is of an earlier tile, and its products are no
+// (observed: H100, 2026-11). So where a tile ends outside, boxes of `a_edge` and `b_edge` end with the matrix; what a stage has behind them is of an earlier tile or kernel, and its products are no
 // part of D. Of groups of rows those of A end where the next group begins. Codes have one scale for all columns of a tile: there zeros are what is needed.
 template <class C, u32 GROUPED>
 __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, bool of_scales) {

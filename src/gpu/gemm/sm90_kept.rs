@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Call, Sm90Maps, Sm90MapsKey};
 
-/// Calls whose maps are kept: of a model's layers those by their weights, at a few batch sizes. Less than a kilobyte of host memory each.
+/// Calls whose maps are kept: of a model's layers those by their weights, at a few batch sizes. Some 1.5 KB of host memory each.
 const KEPT: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
 /// The slot of tensor maps in a handle. The longest unused are forgotten first.

@@ -163,6 +163,7 @@ pub(crate) fn call_of<'a>([a, b, d]: [&'a Span<'a>; 3], [m, n, k]: [usize; 3]) -
 
 #[cfg(test)]
 mod tests {
+    use super::super::sm90_groups::Sm90Rows;
     use super::*;
 
     const MNK: [usize; 3] = [256, 384, 512];
@@ -177,7 +178,9 @@ mod tests {
         let made = made.unwrap().map(|map| map.opaque[0]);
         let d = call.map_d(call.config.tile()).map_or(0, |map| call.d.address + map.rows as u64);
         let [a, b] = call.maps(call.config.tile());
-        assert_eq!(made[..3], [call.a.codes.address + a.rows as u64, call.b.codes.address + b.rows as u64, d]);
+        let [of_a, of_b] = [call.a.codes.address + a.rows as u64, call.b.codes.address + b.rows as u64];
+        let [a_edge, b_edge] = call.edge_maps(call.config.tile());
+        assert_eq!(made, [of_a, of_b, d, a_edge.map_or(0, |_| of_a), b_edge.map_or(0, |_| of_b)]);
         encoded
     }
 
@@ -192,6 +195,12 @@ mod tests {
         let wide = Sm90Call { config: Sm90Config::Tile256x128, ..call([129, 136, 512]) };
         assert_eq!(boxes(wide), [Some(1), Some(8)]);
         assert_eq!(boxes(Sm90Call { config: Sm90Config::Tile128x144, ..call([64, 576, 512]) }), [Some(64), None]);
+        // Rows of A behind those of a group are the next one's; of codes and of two matrices B's whole boxes are asked for.
+        let groups =
+            |along| Some(Sm90Groups { count: 2, along, rows: Sm90Rows::Slots(100), counts: &span, scales: [false; 2] });
+        assert_eq!(boxes(Sm90Call { groups: groups(Sm90Along::Rows), ..call([200, 328, 512]) }), [None, Some(72)]);
+        assert_eq!(boxes(Sm90Call { groups: groups(Sm90Along::K), ..call([200, 328, 512]) }), [Some(72), Some(72)]);
+        assert_eq!(boxes(Sm90Call { end: Sm90End::Swiglu(None), ..call([200, 328, 512]) }), [Some(72), None]);
     }
 
     #[test]
