@@ -78,6 +78,44 @@ impl Bundle {
     }
 }
 
+/// Before anything is unpacked: a word that it does not know, and where there is nothing to unpack.
+#[test]
+fn what_cannot_run_is_said_before_anything_is_unpacked() {
+    let bundle = Bundle::new();
+    fs::remove_dir(bundle.path("tests")).unwrap();
+    let says = |arguments: &[&str]| {
+        let output = bundle.command(arguments).output().unwrap();
+        let [out, error] = [output.stdout, output.stderr].map(|words| String::from_utf8(words).unwrap());
+        (output.status.code(), out, error)
+    };
+    // Neither of these is unpacked.
+    for archive in [None, Some("no archive")] {
+        if let Some(text) = archive {
+            fs::write(bundle.path("bundle.tar.xz"), text).unwrap();
+        }
+        for word in ["--help", "-h"] {
+            let (code, out, error) = says(&[word]);
+            assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+            assert!(out.starts_with("usage: run.sh test [NAME...] | ") && out.lines().count() == 1, "{out}");
+        }
+        let (code, out, error) = says(&["tests"]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{error}");
+        assert!(error.starts_with("usage: run.sh test [NAME...] | ") && error.lines().count() == 1, "{error}");
+    }
+    fs::remove_file(bundle.path("bundle.tar.xz")).unwrap();
+    for arguments in [&[][..], &["test"], &["where"]] {
+        let (code, out, error) = says(arguments);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{error}");
+        assert!(
+            error.contains("/bundle.tar.xz is not there: ")
+                && error.contains("scripts/bundle.sh")
+                && error.lines().count() == 1,
+            "{error}"
+        );
+    }
+    assert!(!bundle.path("out").exists());
+}
+
 /// What racecheck says of two accesses.
 fn race(first: &str, second: &str) -> String {
     format!(
