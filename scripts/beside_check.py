@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks beside-deepgemm.py and beside-decode.py without a GPU: all sides are stand-ins, which write down when they work.
+"""Checks beside-deepgemm.py and beside-decode.py without a GPU: all sides are stand-ins, which write down when they work. And the use of casts-in-turns.py.
 
 usage: scripts/beside_check.py"""
 
@@ -403,6 +403,14 @@ class WrongUse(unittest.TestCase):
             self.assertNotIn("--prewarm", out)
             self.assertNotIn("issue", out)
         self.assertIn("in the place of 4096x7168, 7168x2048, 2112x7168, 57344x8192", " ".join(out.split()))
+
+    def test_casts_in_turns_say_their_use_without_torch(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "torch.py").write_text("raise ImportError('no such torch')")
+            code, out, error = self.run_with("--help", path=folder, script="casts-in-turns.py")
+            self.assertEqual((code, error), (0, ""))
+            self.assertIn("python3 casts-in-turns.py cast-copies.cubin STATE...", out)
+            self.refused("python3 casts-in-turns.py cast-copies.cubin STATE...", "cast-copies.cubin", path=folder, script="casts-in-turns.py")
 
 
 if __name__ == "__main__":
