@@ -137,21 +137,21 @@ def ways_of(times):
 
 
 def summary(lines, say=print):
-    """Of each pair, cadence and way the share of the fastest peer's time, and the read's share of ours: geometric means, and the worst."""
+    """Of each pair, cadence and way the share of the fastest peer's time, and the read's share of ours: geometric means, each behind the number of problems that it is of, and the worst."""
     groups = {}
     for (problem, cadence), times in read(lines).items():
         for kind, side in ways_of(times).items():
             best, floor = fastest(times, ways_of(times).values()), times.get(read_of(side))
             groups.setdefault((problem[3], cadence, kind), []).append((problem[:3], best and times[side] / times[best], floor and floor / times[side]))
     mean = lambda values: f"{math.exp(sum(map(math.log, values)) / len(values)):.3f}" if values else "-"
-    say("\n## Share of the fastest peer's time, and the pure read's share of ours: geometric means\n| A x B | cadence | way | problems | / fastest peer | most, at | above 1 | read / way | least, at |\n"
-        "|---|---|---|---|---|---|---|---|---|")
+    say("\n## Share of the fastest peer's time, and the pure read's share of ours: geometric means\n| A x B | cadence | way | with a peer | / fastest peer | most, at | above 1 | with a read | read / way | least, at |\n"
+        "|---|---|---|---|---|---|---|---|---|---|")
     for (pair, cadence, kind), found in groups.items():
         beside = [(ratio, problem) for problem, ratio, _ in found if ratio]
         floors = [(share, problem) for problem, _, share in found if share]
         at = lambda found: f"{found[0]:.3f}, {' x '.join(map(str, found[1]))}" if found else "-"
-        say(f"| {pair} | {cadence} | {kind} | {len(found)} | {mean([ratio for ratio, _ in beside])} | {at(max(beside, default=None))} | {sum(ratio > 1 for ratio, _ in beside)} "
-            f"| {mean([share for share, _ in floors])} | {at(min(floors, default=None))} |")
+        say(f"| {pair} | {cadence} | {kind} | {len(beside)} | {mean([ratio for ratio, _ in beside])} | {at(max(beside, default=None))} | {sum(ratio > 1 for ratio, _ in beside)} "
+            f"| {len(floors)} | {mean([share for share, _ in floors])} | {at(min(floors, default=None))} |")
 
 
 def summary_of(parser, path):
@@ -192,7 +192,7 @@ def main():
     parser.add_argument("bench", nargs="?", metavar="BENCH", help="the executable of `cargo bench --bench beside`")
     parser.add_argument("--seconds", type=float, default=150, metavar="S", help="after so many no new problem begins (150)")
     parser.add_argument("--pairs", metavar="AxB,...", help="these pairs alone, as bf16xnvfp4")
-    parser.add_argument("--shapes", metavar="NxK,...", help="these (n, k) in the place of the issue's four")
+    parser.add_argument("--shapes", metavar="NxK,...", help=f"these (n, k) in the place of {', '.join(f'{n}x{k}' for n, k in SHAPES)}")
     parser.add_argument("--rows", metavar="M,...", help="these m in the place of 1, 8, 16, 32 and 64")
     parser.add_argument("--rounds", type=int, default=2, metavar="R", help="turns of each side (2)")
     parser.add_argument("--prewarm", type=int, help=argparse.SUPPRESS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks beside-deepgemm.py and beside-decode.py without a GPU: all sides are stand-ins, which write down when they work.
+"""Checks beside-deepgemm.py and beside-decode.py without a GPU: all sides are stand-ins, which write down when they work. And the use of casts-in-turns.py.
 
 usage: scripts/beside_check.py"""
 
@@ -227,14 +227,16 @@ class Decode(unittest.TestCase):
         record = [
             line.format(1, FP8, "deepgemm 20.00, deepgemm pdl 16.00, read 8.00, read chained 6.00, small-m 10.00, small-m chained 8.00"),
             line.format(64, FP8, "deepgemm 10.00, deepgemm pdl 11.00, read 8.00, read chained 6.00, native 16.00, native chained 8.00"),
+            # Without a peer: of the read's mean alone.
+            line.format(8, FP8, "read 9.00, small-m 16.00"),
             line.format(1, NVFP4, "read 4.00, small-m 5.00, small-m repacked 4.50"),
         ]
         said = []
         decode.summary(record, said.append)
         said = "\n".join(said).splitlines()
-        self.assertIn(f"| {FP8} | pauses | planned | 2 | 1.000 | 1.600, 64 x 4096 x 7168 | 1 | 0.632 | 0.500, 64 x 4096 x 7168 |", said)
-        self.assertIn(f"| {FP8} | pauses | planned chained | 2 | 0.632 | 0.800, 64 x 4096 x 7168 | 0 | 0.750 | 0.750, 1 x 4096 x 7168 |", said)
-        self.assertIn(f"| {NVFP4} | pauses | planned repacked | 1 | - | - | 0 | 0.889 | 0.889, 1 x 4096 x 7168 |", said)
+        self.assertIn(f"| {FP8} | pauses | planned | 2 | 1.000 | 1.600, 64 x 4096 x 7168 | 1 | 3 | 0.608 | 0.500, 64 x 4096 x 7168 |", said)
+        self.assertIn(f"| {FP8} | pauses | planned chained | 2 | 0.632 | 0.800, 64 x 4096 x 7168 | 0 | 2 | 0.750 | 0.750, 1 x 4096 x 7168 |", said)
+        self.assertIn(f"| {NVFP4} | pauses | planned repacked | 0 | - | - | 0 | 1 | 0.889 | 0.889, 1 x 4096 x 7168 |", said)
         again = []
         decode.summary(record + said, again.append)
         self.assertEqual("\n".join(again).splitlines(), said)
@@ -270,7 +272,7 @@ class DecodeAlone(unittest.TestCase):
         self.assertTrue(any(line.startswith("# prewarm: ") for line in said), said)
         self.assertEqual(len(decode.read(said)), 6)
         self.assertEqual(sum("15 rows are odd" in line for line in said), 3)
-        self.assertTrue(any(line.startswith(f"| {NVFP4} | sustained | planned repacked chained | 1 | - ") for line in said), said)
+        self.assertTrue(any(line.startswith(f"| {NVFP4} | sustained | planned repacked chained | 0 | - | - | 0 | 0 | - ") for line in said), said)
 
     def test_what_compiles_too_long_is_ended(self):
         Path(self.folder.name, "torch.py").write_text("import sys, time\nif '--prewarm' in sys.argv: time.sleep(100)\n")
@@ -399,6 +401,16 @@ class WrongUse(unittest.TestCase):
             code, out, _ = self.run_with("--help", script=script)
             self.assertEqual(code, 0)
             self.assertNotIn("--prewarm", out)
+            self.assertNotIn("issue", out)
+        self.assertIn("in the place of 4096x7168, 7168x2048, 2112x7168, 57344x8192", " ".join(out.split()))
+
+    def test_casts_in_turns_say_their_use_without_torch(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "torch.py").write_text("raise ImportError('no such torch')")
+            code, out, error = self.run_with("--help", path=folder, script="casts-in-turns.py")
+            self.assertEqual((code, error), (0, ""))
+            self.assertIn("python3 casts-in-turns.py cast-copies.cubin STATE...", out)
+            self.refused("python3 casts-in-turns.py cast-copies.cubin STATE...", "cast-copies.cubin", path=folder, script="casts-in-turns.py")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,19 @@
 # removed at the end (not after `where`). What lies there is run, so nobody else may put it there.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+usage() { echo "usage: run.sh test [NAME...] | bench [NAME...] | exhaustive | hunt [SECONDS] | soak | sanitize [TOOL...] | nvrtc [NAME...] | portable | all | where"; }
 what=${1:-all}; shift || true
+case $what in
+    test | bench | exhaustive | hunt | soak | sanitize | nvrtc | portable | all | where) ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+esac
 fresh=
 logs=$(mktemp -d)
 trap 'rm -rf "$logs" ${fresh:+"$fresh"}' EXIT
 if [ ! -d "$here/tests" ]; then
     archive=$here/bundle.tar.xz
+    [ -f "$archive" ] || { echo "$archive is not there: this script runs beside the bundle.tar.xz that scripts/bundle.sh DIR makes, as DIR/run.sh" >&2; exit 2; }
     ours() { [ -d "$1" ] && [ -O "$1" ] && [ -w "$1" ] && [ -z "$(find "$1" -maxdepth 0 -perm /022)" ]; }
     if [ -n "${UNPACK:-}" ]; then
         mkdir -p -m 700 "$UNPACK"
@@ -275,6 +282,5 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
         done ;;
     where) echo "$here" ;;
     all) run_tests; SCALED_GEMM_KERNELS=nvrtc run_tests $compiled; run_benches ;;
-    *) echo "usage: run.sh test | bench | exhaustive | hunt | soak | sanitize | nvrtc | portable | all | where" >&2; exit 2 ;;
 esac
 exit $failed

@@ -7,18 +7,29 @@
 # The executables hold the same kernels, so they travel as one archive whose window spans several of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-usage() { sed -n 's/^# usage: /usage: /p' scripts/bundle.sh >&2; exit 2; }
+usage() { sed -n 's/^# usage: /usage: /p' scripts/bundle.sh; }
+wrong() { usage >&2; exit 2; }
 gpus=90a dir=
 while [ $# -gt 0 ]; do
     case $1 in
-        --gpus) gpus=${2:-}; [ -n "$gpus" ] || usage; shift ;;
+        --gpus) gpus=${2:-}; [ -n "$gpus" ] || wrong; shift ;;
         --all-gpus) gpus= ;;
-        -*) usage ;;
-        *) [ -z "$dir" ] || usage; dir=$1 ;;
+        -h | --help) usage; exit 0 ;;
+        -*) wrong ;;
+        *) [ -z "$dir" ] || wrong; dir=$1 ;;
     esac
     shift
 done
 dir=${dir:-.bundle}
+# Before anything is deleted: build.rs would refuse them behind that, and only where there is an nvcc.
+known=$(sed -n 's/^ *([0-9]*, "compute_[0-9a-z]*", "sm_\([0-9a-z]*\)"),$/\1/p' build.rs)
+[ -n "$known" ] || { echo "bundle.sh: no list of GPUs in build.rs" >&2; exit 1; }
+if [ -n "$gpus" ]; then
+    # As build.rs reads them: spaces beside a comma are nothing, and behind a last comma there is one more word.
+    while read -r gpu; do
+        grep -qxF -e "$gpu" <<<"$known" || { echo "bundle.sh: --gpus $gpus: '$gpu' is not one of ${known//$'\n'/, }" >&2; exit 2; }
+    done <<<"${gpus//,/$'\n'}"
+fi
 export SCALED_GEMM_GPUS=$gpus
 rm -rf "$dir"
 tree=$dir/tree

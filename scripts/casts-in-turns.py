@@ -21,6 +21,15 @@ import struct
 import sys
 from pathlib import Path
 
+# Before torch and the driver, which are not everywhere.
+if __name__ == "__main__":
+    if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
+        print(__doc__)
+        sys.exit(0)
+    if len(sys.argv) < 3:
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
+
 import torch
 
 E4M3, E2M1 = 0, 2  # kernels/base/codec.cuh
@@ -336,8 +345,6 @@ def gated(bench, rows, cols):
 
 
 def main():
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
     torch.zeros(1, device="cuda")
     copies = load(sys.argv[1]) or sys.exit(f"no {sys.argv[1]}")
     bench = Bench(copies, sys.argv[2:])

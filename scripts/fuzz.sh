@@ -7,10 +7,17 @@
 # target/fuzz/failed/TARGET-*; give that to the binary again: target/fuzz/.../TARGET FILE. Needs g++ for libFuzzer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+usage() { echo "usage: scripts/fuzz.sh [SECONDS] [TARGET...]     60 seconds for each of file, folder and config, if not told otherwise"; }
+case ${1:-} in -h | --help) usage; exit 0 ;; esac
 seconds=${1:-60}
 shift || true
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=(file folder config)
+# libFuzzer would take another word as 0, which is no end.
+[[ $seconds =~ ^[1-9][0-9]*$ ]] || { echo "fuzz.sh: $seconds is no number of seconds" >&2; usage >&2; exit 2; }
+for target in "${targets[@]}"; do
+    case $target in file | folder | config) ;; *) echo "fuzz.sh: $target is no target" >&2; usage >&2; exit 2 ;; esac
+done
 
 host=$(rustc -vV | sed -n 's/^host: //p')
 # What cargo-fuzz passes, less the sanitizer, which needs a nightly compiler. With --target it does not reach build scripts.

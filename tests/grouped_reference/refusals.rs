@@ -67,6 +67,19 @@ fn layouts_that_are_none_are_refused_in_words() {
         );
         says(GroupedLayout::from_offsets(shapes, offsets), &text);
     }
+    // The end below the last member; members out of order, of which the first pair is said.
+    for (offsets, t) in [([0, 20, 4], 1), ([20, 4, 64], 0), ([20, 4, 1], 0)] {
+        let text = format!(
+            "offset {} of a grouped tensor: {} must not lie below offset {t}, {}: offsets never decrease, and the last is the length of \
+             the buffer; list members in the order of their offsets, and last the elements of the buffer, gaps included, not its bytes",
+            t + 1,
+            offsets[t + 1],
+            offsets[t]
+        );
+        says(GroupedLayout::from_offsets(&two, &offsets), &text);
+    }
+    // Equal ones are of members without elements.
+    same(GroupedLayout::from_offsets(&[[0, 8], [2, 8]], &[0, 0, 16]), GroupedLayout::packed(&[[0, 8], [2, 8]]));
     let huge = usize::MAX;
     let most = isize::MAX as usize / 8;
     for [rows, cols] in [[huge, 2], [1 << 32, 1 << 32], [huge, 1], [most + 1, 1]] {
