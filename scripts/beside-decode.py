@@ -154,17 +154,6 @@ def summary(lines, say=print):
             f"| {len(floors)} | {mean([share for share, _ in floors])} | {at(min(floors, default=None))} |")
 
 
-def summary_of(parser, path):
-    try:
-        with open(path) as record:
-            lines = record.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        parser.error(f"--summary {path}: {error}")
-    if not read(lines):
-        parser.error(f"no lines of a record in {path}")
-    return summary(lines)
-
-
 def pairs_of(parser, text):
     """The pairs of `text`, of which a word is as `bf16xnvfp4`."""
     known = {pair.replace(" ", ""): pair for pair in PAIRS}
@@ -199,7 +188,7 @@ def main():
     parser.add_argument("--summary", metavar="RECORD", help="print the summary of this record, and measure nothing")
     args = parser.parse_args()
     if args.summary is not None:
-        return summary_of(parser, args.summary)
+        return beside_turns.summary_of(parser, args.summary, read, summary)
     pairs = pairs_of(parser, args.pairs) or PAIRS
     shapes = numbers_of(parser, "--shapes", args.shapes, "[1-9][0-9]*x[1-9][0-9]*", "NxK, as 4096x7168")
     rows = numbers_of(parser, "--rows", args.rows, "[1-9][0-9]*", "a number of rows")

@@ -152,17 +152,6 @@ def summary(lines, say=print):
             f"| {least / ways['deepgemm']:.3f} |")
 
 
-def summary_of(parser, path):
-    try:
-        with open(path) as record:
-            lines = record.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        parser.error(f"--summary {path}: {error}")
-    if not read(lines):
-        parser.error(f"no lines of a record in {path}")
-    return summary(lines)
-
-
 def check_sides(parser, bench):
     """Refuses what would fail after minutes."""
     check_bench(parser, bench)
@@ -185,7 +174,7 @@ def main():
     parser.add_argument("--summary", metavar="RECORD", help="print the summary of this record, and measure nothing")
     args = parser.parse_args()
     if args.summary is not None:
-        return summary_of(parser, args.summary)
+        return beside_turns.summary_of(parser, args.summary, read, summary)
     shapes = numbers_of(parser, "--shapes", args.shapes, "[1-9][0-9]*x[1-9][0-9]*", "NxK, as 4096x7168")
     rows = numbers_of(parser, "--rows", args.rows, "[1-9][0-9]*", "a number of rows")
     problems = problems_of(shapes, [m for m, in rows] if rows else None)

@@ -293,6 +293,18 @@ def numbers_of(parser, option, text, form, what):
     return [tuple(map(int, word.split("x"))) for word in words] or None
 
 
+def summary_of(parser, path, read, summary):
+    """What `summary` makes of a record, of which `read` finds lines."""
+    try:
+        with open(path) as record:
+            lines = record.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--summary {path}: {error}")
+    if not read(lines):
+        parser.error(f"no lines of a record in {path}")
+    return summary(lines)
+
+
 def check_bench(parser, bench):
     """Refuses what would fail after minutes."""
     if not (os.path.isfile(bench) and os.access(bench, os.X_OK)):
