@@ -2,6 +2,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod chain;
+pub(crate) mod fork;
 pub(crate) mod graph;
 pub(crate) mod info;
 pub(crate) mod libraries;

@@ -42,6 +42,11 @@ pub(crate) struct Queue {
     pub(super) chains: Cell<usize>,
 }
 
+fn next_serial() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Who captures a stream at the moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Capture {
@@ -88,10 +93,18 @@ impl Queue {
         }
         let idle = UncountedStream::new(stream.context())?;
         let (tracking, id, first) = Tracking::register(&stream)?;
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let serial = NEXT.fetch_add(1, Ordering::Relaxed);
+        let serial = next_serial();
         let (log, private) = (RefCell::new(None), RefCell::new(Vec::new()));
         Ok(Self { stream, id, serial, idle, tracking, first, log, private, chains: Cell::new(0) })
+    }
+
+    /// A stream of its own for parts of this queue's work ([`Sides`](super::fork::Sides)), which others do not see: uses of memory are this queue's, so that
+    /// no [order](Queue::order) is asked of it, and a context with one stream of its caller's stays one.
+    pub(super) fn beside(&self) -> Result<Self> {
+        let idle = UncountedStream::new(self.context())?;
+        let (stream, tracking, serial) = (idle.stream().clone(), self.tracking.clone(), next_serial());
+        let (log, private, chains) = (RefCell::new(None), RefCell::default(), Cell::new(0));
+        Ok(Self { stream, id: self.id, serial, idle, tracking, first: None, log, private, chains })
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {

@@ -34,6 +34,8 @@ pub(crate) struct Call<'s> {
     /// 0 where D's old value is not asked for.
     pub(crate) beta: f32,
     pub(crate) scratch: ScratchSpans<'s>,
+    /// What cuBLASLt's algorithm may use.
+    pub(crate) workspace: Span<'s>,
 }
 
 /// The parts of [`Scratch`](crate::gpu::gemm::scratch::Scratch); those that a plan does not have are empty.
@@ -43,6 +45,15 @@ pub(crate) struct ScratchSpans<'s> {
     pub(crate) b: Span<'s>,
     pub(crate) factors: Span<'s>,
     pub(crate) parts_of_k: Span<'s>,
+}
+
+impl<'s> ScratchSpans<'s> {
+    /// With codes and scales of an A that the call quantizes.
+    pub(crate) fn of(outline: &Outline, scratch: Span<'s>) -> (Self, [Span<'s>; 2]) {
+        let [sum, a, b, factors, codes, scales, parts_of_k] =
+            outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
+        (Self { sum, a, b, factors, parts_of_k }, [codes, scales])
+    }
 }
 
 /// An A that the call quantizes.
@@ -68,29 +79,31 @@ impl<'s> Spans<'s> {
         Ok(Self { numbers: a.data().at(order)?, block_scales: None, scales: None })
     }
 
-    fn of_codes<'q: 's>(q: &'q QuantMatrix, order: &'s Order<'q>) -> Result<Self> {
+    /// A, quantized.
+    pub(crate) fn of_codes<'q: 's>(q: &'q QuantMatrix, order: &'s Order<'q>) -> Result<Self> {
         q.check_published("A of a product")?;
-        Self::of_quantized(q, None, false, order)
+        Ok(q.read_in_order(order)?.into())
     }
 
-    /// B, whose codes lie as the plan knows ([`GemmDesc::b_order`]). The values that the matrix keeps in type `kept`, or its codes where that is `None`; `repeated`: with repeated scales.
-    fn of_quantized<'q: 's>(
-        q: &'q QuantMatrix,
-        kept: Option<DType>,
-        repeated: bool,
-        order: &'s Order<'q>,
-    ) -> Result<Self> {
-        let QuantSpans { codes, scales, block_scales } = q.read_in_order(order)?;
+    /// B, whose codes lie as the plan knows ([`GemmDesc::b_order`]): with what the plan reads of what the matrix derives, its repeated scales, or its values in the place of codes.
+    pub(crate) fn of_b<'q: 's>(q: &'q QuantMatrix, outline: &Outline, order: &'s Order<'q>) -> Result<Self> {
+        let mut spans = Self::from(q.read_in_order(order)?);
+        if outline.formulation == Formulation::RepeatedScales {
+            spans.scales = Some(q.repeated_scales().ok_or_else(not_prepared)?.read(order)?);
+        }
+        if let Some(values) = outline.sum.values.filter(|values| values.b == ValueSource::Given) {
+            let dtype = values.dtype;
+            spans.numbers = q.kept_values(dtype).ok_or_else(|| not_kept(dtype))?.read(order)?;
+            spans.block_scales = None;
+        }
+        Ok(spans)
+    }
+}
+
+impl<'s> From<QuantSpans<'s>> for Spans<'s> {
+    fn from(QuantSpans { codes, scales, block_scales }: QuantSpans<'s>) -> Self {
         let present = |span: Span<'s>| (span.bytes > 0).then_some(span);
-        let scales = match repeated {
-            true => Some(q.repeated_scales().ok_or_else(not_prepared)?.read(order)?),
-            false => present(scales),
-        };
-        let (numbers, block_scales) = match kept {
-            Some(dtype) => (q.kept_values(dtype).ok_or_else(|| not_kept(dtype))?.read(order)?, None),
-            None => (codes, present(block_scales)),
-        };
-        Ok(Self { numbers, block_scales, scales })
+        Self { numbers: codes, block_scales: present(block_scales), scales: present(scales) }
     }
 }
 
@@ -111,12 +124,7 @@ pub(crate) fn with_addresses(
     }
     let (d_bytes, residual_bytes) = (d.extent_bytes(), residual.as_ref().map_or(0, MatRef::extent_bytes));
     let source_bytes = if let ArgA::Quantize(x, ..) = a { x.extent_bytes() } else { 0 };
-    let scratch = handle.scratch(outline.scratch.bytes())?;
-    let [sum, a_values, b_values, factors, codes, scales, parts_of_k] =
-        outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
-    let values = outline.sum.values;
-    let kept = values.filter(|v| v.b == ValueSource::Given).map(|v| v.dtype);
-    let repeated = outline.formulation == Formulation::RepeatedScales;
+    let (scratch, [codes, scales]) = ScratchSpans::of(outline, handle.scratch(outline.scratch.bytes())?);
     let call = Call {
         handle,
         queue,
@@ -139,7 +147,7 @@ pub(crate) fn with_addresses(
                 },
             }),
         },
-        b: Spans::of_quantized(b, kept, repeated, &order)?,
+        b: Spans::of_b(b, outline, &order)?,
         d: d.data_mut().at(&order)?,
         bias: bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?,
         residual: residual
@@ -150,16 +158,13 @@ pub(crate) fn with_addresses(
         amax: amax.as_mut().map(|amax| amax.at(&order)).transpose()?,
         alpha: *alpha,
         beta: beta.unwrap_or(0.0),
-        scratch: ScratchSpans { sum, a: a_values, b: b_values, factors, parts_of_k },
+        scratch,
+        workspace: handle.workspace(),
     };
-    match &call.a_source {
-        None => check_alignment("A", &call.a.numbers)?,
-        Some(source) => {
-            check_alignment("A", &source.x)?;
-            // Some ways store D while others of its rows still read A.
-            let (x, d) = (source.x.slice(0, source_bytes), call.d.slice(0, d_bytes));
-            check_apart("A", &[&x], &d, "which the call quantizes")?;
-        }
+    if let Some(source) = &call.a_source {
+        // Some ways store D while others of its rows still read A.
+        let (x, d) = (source.x.slice(0, source_bytes), call.d.slice(0, d_bytes));
+        check_apart("A", &[&x], &d, "which the call quantizes")?;
     }
     if let Some((residual, ..)) = &call.residual {
         let residual = residual.slice(0, residual_bytes);
@@ -170,15 +175,22 @@ pub(crate) fn with_addresses(
             "which some ways read after they stored D",
         )?;
     }
-    check_alignment("B", &call.b.numbers)?;
-    // Our kernel of few rows stores single numbers, and checks its operands itself.
-    if outline.sum.target == Target::D && outline.formulation != Formulation::SmallM {
-        check_alignment("D", &call.d)?;
-    }
+    call.check_alignments(outline)?;
     steps(&call)
 }
 
 impl Call<'_> {
+    /// Refuses operands that kernels cannot load from, or store to.
+    pub(crate) fn check_alignments(&self, outline: &Outline) -> Result<()> {
+        check_alignment("A", self.a_source.as_ref().map_or(&self.a.numbers, |source| &source.x))?;
+        check_alignment("B", &self.b.numbers)?;
+        // Our kernel of few rows stores single numbers, and checks its operands itself.
+        if outline.sum.target == Target::D && outline.formulation != Formulation::SmallM {
+            check_alignment("D", &self.d)?;
+        }
+        Ok(())
+    }
+
     /// Alpha and beta of the product: no beta where D's old value is left to the epilogue kernel.
     pub(crate) fn factors(&self, accumulate: Accumulate) -> (f32, f32) {
         match accumulate {

@@ -333,7 +333,7 @@ impl LtProduct {
             c: (sum.d_type == DType::E4M3).then_some(&unit),
             d: target,
             pointers,
-            workspace: &handle.workspace(),
+            workspace: &call.workspace,
             stream: call.queue,
         })
     }

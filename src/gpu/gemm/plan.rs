@@ -152,17 +152,27 @@ impl Handle {
     /// where something is left to be made: call it once with these operands before.
     pub fn scaled_gemm(&self, mut args: GemmArgs<'_>) -> Result<()> {
         let desc = args.desc()?;
+        self.with_plan(&desc, args.b, |plan| plan.run(self, &mut args))
+    }
+
+    /// Calls `run` with the plan of a problem, which the first call makes, ready for this B. No slot of the handle is to be had inside.
+    pub(crate) fn with_plan(
+        &self,
+        desc: &GemmDesc,
+        b: &QuantMatrix,
+        run: impl FnOnce(&mut GemmPlan) -> Result<()>,
+    ) -> Result<()> {
         let mut state = self.slot::<PlanState>();
-        if let Some(plan) = state.plans.get_mut(&desc) {
-            plan.make_ready(self, args.b)?;
-            return plan.run(self, &mut args);
+        if let Some(plan) = state.plans.get_mut(desc) {
+            plan.make_ready(self, b)?;
+            return run(plan);
         }
         drop(state);
         self.refuse_first_in_capture("the first scaled_gemm of a problem, or of one that was forgotten,")?;
-        let mut plan = self.plan(&desc)?;
-        plan.make_ready(self, args.b)?;
-        plan.run(self, &mut args)?;
-        self.slot::<PlanState>().plans.put(desc, plan);
+        let mut plan = self.plan(desc)?;
+        plan.make_ready(self, b)?;
+        run(&mut plan)?;
+        self.slot::<PlanState>().plans.put(*desc, plan);
         Ok(())
     }
 

@@ -125,17 +125,21 @@ impl Product {
 
     /// The algorithm in use in words, and what else is known of it.
     pub(crate) fn describe(&self) -> String {
-        let (algorithm, (place, offered)) = (self.algorithm(), self.place());
-        let waves = match self {
-            Self::Lt(lt) => lt.waves(),
-            Self::Sm90(sm90) => sm90.waves(),
-            Self::SmallM(small_m) => small_m.waves(),
-        };
+        let (algorithm, (place, offered), waves) = (self.algorithm(), self.place(), self.waves());
         let passes = match self {
             Self::SmallM(small_m) if small_m.passes() > 1 => format!(", {} passes over B", small_m.passes()),
             _ => String::new(),
         };
         format!("{algorithm}{passes}, {waves:.2} waves (number {} of {offered} offered)", place + 1)
+    }
+
+    /// How often its thread blocks fill the GPU.
+    pub(crate) fn waves(&self) -> f32 {
+        match self {
+            Self::Lt(lt) => lt.waves(),
+            Self::Sm90(sm90) => sm90.waves(),
+            Self::SmallM(small_m) => small_m.waves(),
+        }
     }
 
     /// What runs in its place where a call's alpha, which a plan does not know, is not 1; `None`: itself.
@@ -236,6 +240,10 @@ fn dequantize(call: &Call<'_>, side: Side, scheme: Scheme, dtype: DType) -> Resu
     let cols = call.desc.k;
     let codes = BlockCodes { scheme, rows, cols, order, codes: &spans.numbers, block_scales, scales: None };
     call.handle.kernels().dequantize_blocks(call.queue, &codes, values, cols, dtype)
+}
+
+fn enqueue(steps: &mut [Step], call: &Call<'_>) -> Result<()> {
+    steps.iter_mut().try_for_each(|step| step.enqueue(call))
 }
 
 /// One formulation and finish of one problem, ready apart from addresses.
@@ -345,9 +353,12 @@ impl Candidate {
     /// Allocates nothing, asks no heuristic, waits for nothing.
     pub(crate) fn enqueue(&mut self, handle: &Handle, desc: &GemmDesc, args: &mut GemmArgs<'_>) -> Result<()> {
         let Self { outline, steps, .. } = self;
-        call::with_addresses(handle, desc, outline, args, |call| {
-            steps.iter_mut().try_for_each(|step| step.enqueue(call))
-        })
+        call::with_addresses(handle, desc, outline, args, |call| enqueue(steps, call))
+    }
+
+    /// The same of a call that is made, on the queue that it names.
+    pub(crate) fn enqueue_call(&mut self, call: &Call<'_>) -> Result<()> {
+        enqueue(&mut self.steps, call)
     }
 }
 

@@ -49,6 +49,8 @@ pub struct GroupedGemmArgs<'a> {
     pub(super) activation: Activation,
     pub(super) expected_rows: Option<usize>,
     pub(super) config: Option<Sm90Config>,
+    pub(super) a_product_a_slot: bool,
+    pub(super) streams: Option<usize>,
     pub(super) clamped: Option<DeviceBytesMut<'a>>,
     pub(super) scales: [Option<DeviceBytes<'a>>; 2],
     /// A and B where they are grouped tensors.
@@ -103,8 +105,24 @@ impl<'a> GroupedGemmArgs<'a> {
     fn of(a: GroupedA<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
         let (scales, tensors, clamped, config) = ([None, None], [None; 2], None, None);
-        let alpha = 1.0;
-        Self { a, b, groups, rows, d, alpha, bias, activation, expected_rows: None, config, clamped, scales, tensors }
+        let (alpha, expected_rows, streams, a_product_a_slot) = (1.0, None, None, false);
+        Self {
+            a,
+            b,
+            groups,
+            rows,
+            d,
+            alpha,
+            bias,
+            activation,
+            expected_rows,
+            config,
+            a_product_a_slot,
+            streams,
+            clamped,
+            scales,
+            tensors,
+        }
     }
 
     /// Multiplies the products by `alpha` (a host number: a captured graph keeps the value it was captured with).
@@ -145,6 +163,20 @@ impl<'a> GroupedGemmArgs<'a> {
     /// plain A, nor of block scales.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
+    }
+
+    /// One product a slot, also where one launch would take all of them: by the plan of a slot's product, whose choice a record or a tuning table decides
+    /// ([`Handle::set_tuning`](crate::Handle::set_tuning)). Of slots of a multiple of 128 rows, quantized, without scales of groups; others are refused.
+    pub fn product_a_slot(self) -> Self {
+        Self { a_product_a_slot: true, ..self }
+    }
+
+    /// On how many streams products of slots run, 1 to 8, where each is one: the handle's, and others that it keeps, which begin behind what the handle's has and which that
+    /// waits for. Unless told, as many as such products fill the GPU together, 4 at the most, and one where a product alone does ([`GroupedGemmArgs::explain`] says why). Results are the same in
+    /// every bit. Each further stream costs scratch memory of the handle's, as much as a product needs, with its part of cuBLASLt's workspace. One launch runs on the handle's stream, whatever is
+    /// said here.
+    pub fn streams(self, streams: usize) -> Self {
+        Self { streams: Some(streams), ..self }
     }
 
     /// `clamped`, 4 bytes of device memory, receives how many groups were not taken as their numbers say, as a `u32`: a count below 0, or above the rows that

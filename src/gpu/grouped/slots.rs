@@ -1,10 +1,14 @@
 //! One product a slot, by whatever way [`Handle::scaled_gemm`] has for its rows: planned once for all of them, since a slot has the most rows that a group
-//! may have. One behind the other: on four streams they take 0.92 to 1.02 of the time, 0.64 where they are small, and one launch less than that (H200, 2026-11, the record of prefill).
+//! may have. On one stream or several, as products fill the GPU (`gemm/lanes.rs`).
 
 use super::fit::{check_apart, check_operands_apart};
 use super::{GroupedGemmArgs, GroupedRows};
 use crate::error::{Error, Result};
 use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::lanes::Lanes;
+use crate::gpu::gemm::many::{Many, Member};
+use crate::gpu::gemm::outline::Outline;
 use crate::gpu::handle::Handle;
 use crate::gpu::matrix::QuantMatrix;
 
@@ -26,22 +30,6 @@ pub(super) fn why_not(args: &GroupedGemmArgs<'_>, a: &QuantMatrix) -> Option<Str
     }
 }
 
-/// A and B of a group, which share the memory of all.
-fn operands(args: &GroupedGemmArgs<'_>, a: &QuantMatrix, slot_rows: usize, g: usize) -> Result<[QuantMatrix; 2]> {
-    let n = args.d.cols();
-    let part = |x: &QuantMatrix, rows: usize| {
-        let no_rows = || {
-            Error::unsupported(
-                "rows of a grouped operand",
-                "they do not lie together",
-                "this is a bug of scaled-gemm: please report it",
-            )
-        };
-        x.rows_part(g * rows..(g + 1) * rows).ok_or_else(no_rows)?
-    };
-    Ok([part(a, slot_rows)?, part(args.b, n)?])
-}
-
 fn slot_rows(args: &GroupedGemmArgs<'_>) -> usize {
     match args.rows {
         GroupedRows::Masked { slot_rows, .. } => slot_rows,
@@ -49,21 +37,53 @@ fn slot_rows(args: &GroupedGemmArgs<'_>) -> usize {
     }
 }
 
+fn bug(what: String, reason: &'static str) -> Error {
+    Error::unsupported(what, reason, "this is a bug of scaled-gemm: please report it")
+}
+
+/// The problem of a slot, and the matrix of the first, which shares the memory of all.
+fn first(args: &mut GroupedGemmArgs<'_>, all_a: &QuantMatrix) -> Result<(GemmDesc, QuantMatrix)> {
+    let (rows, n) = (slot_rows(args), args.d.cols());
+    let part = |x: &QuantMatrix, rows: usize| {
+        let no_rows = || bug("rows of a grouped operand".to_string(), "they do not lie together");
+        x.rows_part(0..rows).ok_or_else(no_rows)?
+    };
+    let (a, b) = (part(all_a, rows)?, part(args.b, n)?);
+    let bias = args.bias.as_ref().map(|bias| bias.part(0..n)).transpose()?;
+    let one = GemmArgs::new(&a, &b, args.d.rows_part(0..rows)?).alpha(args.alpha).activation(args.activation);
+    let desc = if let Some(bias) = bias { one.bias(bias) } else { one }.desc()?;
+    Ok((desc, b))
+}
+
 pub(super) fn multiply(handle: &Handle, args: &mut GroupedGemmArgs<'_>, all_a: &QuantMatrix) -> Result<()> {
-    let rows = slot_rows(args);
-    let n = args.d.cols();
     check_d_apart(handle, args, all_a)?;
-    // Slots without rows and matrices without columns may be as many as numbers go: the first says whether the pair is one.
-    let groups = if rows == 0 || n == 0 { args.groups.min(1) } else { args.groups };
-    for g in 0..groups {
-        let [a, b] = operands(args, all_a, rows, g)?;
-        let bias = args.bias.as_ref().map(|bias| bias.part(g * n..(g + 1) * n)).transpose()?;
-        let (alpha, activation) = (args.alpha, args.activation);
-        let one =
-            GemmArgs::new(&a, &b, args.d.rows_part(g * rows..(g + 1) * rows)?).alpha(alpha).activation(activation);
-        handle.scaled_gemm(if let Some(bias) = bias { one.bias(bias) } else { one })?;
+    if args.groups == 0 {
+        return Ok(());
     }
-    Ok(())
+    let (desc, first_b) = first(args, all_a)?;
+    let (rows, k) = (slot_rows(args), all_a.cols());
+    let many = Many { count: args.groups, streams: args.streams, alpha: args.alpha, beta: 0.0 };
+    handle.with_many(&desc, &first_b, many, |plan| {
+        // Nothing that is derived of the whole belongs to its parts: those that would need it have scales that cannot be cut.
+        if let Some(outline) = plan.outline().filter(Outline::reads_derived) {
+            return Err(bug(format!("slots by {}", outline.formulation), "it reads what a whole matrix derives"));
+        }
+        let GroupedGemmArgs { b: all_b, d, bias, .. } = args;
+        let (n, rows_of) = (d.cols(), |g: usize| g * rows..(g + 1) * rows);
+        let (slot_bytes, used_bytes) = (rows * d.row_stride() * d.dtype().bytes(), d.bytes_of_rows(&rows_of(0)).len());
+        let order = handle.queue().order();
+        let (a, b) = (all_a.read(&order)?, all_b.read_in_order(&order)?);
+        let bias = bias.as_ref().map(|bias| Ok::<_, Error>((bias.data().at(&order)?, bias.dtype()))).transpose()?;
+        let d = d.data_mut().at(&order)?;
+        plan.enqueue(handle, |g| {
+            Ok(Member {
+                a: a.rows_part(all_a.scheme(), k, rows_of(g)).into(),
+                b: b.rows_part(all_b.scheme(), k, g * n..(g + 1) * n).into(),
+                d: d.slice(g * slot_bytes, used_bytes),
+                bias: bias.map(|(all, dtype)| (all.slice(g * n * dtype.bytes(), n * dtype.bytes()), dtype)),
+            })
+        })
+    })
 }
 
 /// Refuses a D that overlaps what other slots still read.
@@ -76,15 +96,17 @@ fn check_d_apart(handle: &Handle, args: &mut GroupedGemmArgs<'_>, a: &QuantMatri
     bias.as_ref().map_or(Ok(()), |bias| check_apart("a bias", &[&bias.data().at(&order)?], &d))
 }
 
-/// The plan of a slot.
-pub(super) fn explain(handle: &Handle, args: &mut GroupedGemmArgs<'_>, all_a: &QuantMatrix) -> Result<String> {
+/// How the products of slots go, and the plan of one.
+pub(super) struct Explained {
+    pub(super) how: String,
+    pub(super) plan: String,
+}
+
+pub(super) fn explain(handle: &Handle, args: &mut GroupedGemmArgs<'_>, all_a: &QuantMatrix) -> Result<Explained> {
     if args.groups == 0 {
-        return Ok("  nothing to do".to_string());
+        return Ok(Explained { how: "on the handle's stream".to_string(), plan: "  nothing to do".to_string() });
     }
-    let (rows, n) = (slot_rows(args), args.d.cols());
-    let [a, b] = operands(args, all_a, rows, 0)?;
-    let bias = args.bias.as_ref().map(|bias| bias.part(0..n)).transpose()?;
-    let one = GemmArgs::new(&a, &b, args.d.rows_part(0..rows)?).alpha(args.alpha).activation(args.activation);
-    let desc = if let Some(bias) = bias { one.bias(bias) } else { one }.desc()?;
-    Ok(handle.plan(&desc)?.explain())
+    let plan = handle.plan(&first(args, all_a)?.0)?;
+    let lanes = Lanes::of(&plan, args.groups, args.streams);
+    Ok(Explained { how: lanes.how(), plan: format!("  {}\n{}", lanes.explain(), plan.explain()) })
 }

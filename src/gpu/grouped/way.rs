@@ -6,6 +6,7 @@ use super::{GroupedA, GroupedGemmArgs, few, slots};
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand, pair};
 use crate::gpu::gemm::available::HOPPER;
+use crate::gpu::gemm::lanes::check_streams;
 use crate::gpu::gemm::our_pairs::{Sm90Pair, grouped_pair};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
@@ -30,10 +31,18 @@ pub(super) enum Way<'a> {
 impl<'a> GroupedGemmArgs<'a> {
     /// Which way the products go, of operands that fit together.
     pub(super) fn way(&self, handle: &Handle) -> Result<Way<'a>> {
+        check_streams(self.streams)?;
         let Self { a, b, .. } = self;
         let a = match a {
             GroupedA::Quantized(a) => *a,
             GroupedA::Plain(a) => {
+                if self.a_product_a_slot {
+                    return Err(Error::unsupported(
+                        "one product a slot of a plain A",
+                        "groups of plain rows are multiplied in one launch, and that alone",
+                        "multiply them one by one with Handle::scaled_gemm, or leave it out",
+                    ));
+                }
                 let weights = few::served(handle, a, b)?;
                 if self.config.is_some() {
                     return Err(Error::unsupported(
@@ -51,6 +60,7 @@ impl<'a> GroupedGemmArgs<'a> {
         pair::check_basis(a.basis(), b.basis())?;
         let (major, minor) = handle.device().compute_capability;
         let reason = match grouped_pair(a.scheme(), b.scheme()) {
+            Ok(_) if self.a_product_a_slot => "it is asked for".to_string(),
             Ok(pair) if (major, minor) == HOPPER => {
                 self.check_scales(pair.scales == Sm90Scales::Outer { each: [false; 2] })?;
                 self.config.map_or(Ok(()), |config| pair.check_groups(Sm90Along::Rows, config))?;
@@ -73,6 +83,7 @@ impl<'a> GroupedGemmArgs<'a> {
         }
         let in_slots = slots::why_not(self, a);
         if let Some((weights, dtype)) = few::served_quantized(handle, a.scheme(), b, self.d.dtype())
+            && !self.a_product_a_slot
             && (in_slots.is_some() || self.usual_rows() <= MOST_DECODED_ROWS)
         {
             self.check()?;
@@ -158,10 +169,12 @@ impl GroupedGemmArgs<'_> {
                     "{what}\n  one launch of small-m, {config}, by groups that the device knows; {before}; matrices of groups without rows are not read\n  because {because}; {why_not_the_librarys}"
                 ))
             }
-            Way::Slots(a, reason) => Ok(format!(
-                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: the launches of a planned product are fixed, so that counts are not read, and empty groups take as long\n  because {reason}; {why_not_the_librarys}\n{}",
-                slots::explain(handle, self, a)?
-            )),
+            Way::Slots(a, reason) => {
+                let slots::Explained { how, plan } = slots::explain(handle, self, a)?;
+                Ok(format!(
+                    "{what}\n  one product a slot, {groups} of them {how}, each of all rows of a slot: the launches of a planned product are fixed, so that counts are not read, and empty groups take as long\n  because {reason}; {why_not_the_librarys}\n{plan}"
+                ))
+            }
         }
     }
 }

@@ -8,6 +8,10 @@ use crate::format::{DType, Recipe};
 use crate::gpu::cast::quantize::QuantizeTo;
 use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::call::Spans;
+use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::lanes::{Lanes, check_streams};
+use crate::gpu::gemm::many::{Many, Member};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Along, Sm90Config};
 use crate::gpu::lt::why_not_grouped;
@@ -18,7 +22,7 @@ use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
 /// [`GroupedWeightGradient::whole`]: one launch of our kernels for sm_90, of the transposes of all rows, `fp8-1x128` in E4M3, or in E5M2 on one side. It reads counts on the device:
 /// empty groups are free, others take as long as their rows do.
 ///
-/// [`GroupedWeightGradient::new`]: one product a group, one after the other on the handle's stream, of every pair that [`Handle::scaled_gemm`] multiplies.
+/// [`GroupedWeightGradient::new`]: one product a group, on one stream or [several](GroupedWeightGradient::streams), of every pair that [`Handle::scaled_gemm`] multiplies.
 /// dY and X lie in slots of equal length, a multiple of 16 rows; each slot is cast to the transpose that the product reads
 /// ([`Handle::quantize_slots_transposed_into`]), and is summed over whole: an empty group takes as long as a full one.
 ///
@@ -30,6 +34,7 @@ pub struct GroupedWeightGradient<'a> {
     dw: MatMut<'a>,
     config: Option<Sm90Config>,
     expected_rows: Option<usize>,
+    streams: Option<usize>,
     clamped: Option<DeviceBytesMut<'a>>,
 }
 
@@ -47,7 +52,7 @@ struct Slots<'a> {
 impl<'a> GroupedWeightGradient<'a> {
     /// One product a group. dY transposed, out x slot rows, and X transposed, features x slot rows, of each group; dW F32, `groups * out` rows of features.
     pub fn new(dy: &'a [QuantMatrix], x: &'a [QuantMatrix], dw: MatMut<'a>) -> Self {
-        Self { of: Of::Slots(Slots { dy, x }), dw, config: None, expected_rows: None, clamped: None }
+        Self::of(Of::Slots(Slots { dy, x }), dw)
     }
 
     /// One launch. dY transposed, out x rows, and X transposed, features x rows, each in one piece as [`QuantizeTo::Transposed`] makes it of the rows of all
@@ -87,7 +92,11 @@ impl<'a> GroupedWeightGradient<'a> {
         rows: GroupedRows<'a>,
         dw: MatMut<'a>,
     ) -> Self {
-        Self { of: Of::Whole(Whole { dy, x, groups, rows }), dw, config: None, expected_rows: None, clamped: None }
+        Self::of(Of::Whole(Whole { dy, x, groups, rows }), dw)
+    }
+
+    fn of(of: Of<'a>, dw: MatMut<'a>) -> Self {
+        Self { of, dw, config: None, expected_rows: None, streams: None, clamped: None }
     }
 
     /// How many rows a group usually has, which decides the configuration of one launch and nothing else. Unless told, all that a slot holds, or an equal share.
@@ -98,6 +107,11 @@ impl<'a> GroupedWeightGradient<'a> {
     /// One launch in this configuration and no other, of those whose [`Sm90Config::k_parts`] is 1 and that do not [end plainly](Sm90Config::ends_plainly), and with E5M2 codes 256x128, 128x128, 64x128 or 64x64-two; others are refused. Results are the same in every bit.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
+    }
+
+    /// On how many streams one product a group runs, as [`GroupedGemmArgs::streams`](crate::GroupedGemmArgs::streams) says of slots. One launch runs on the handle's stream.
+    pub fn streams(self, streams: usize) -> Self {
+        Self { streams: Some(streams), ..self }
     }
 
     /// `clamped`, 4 bytes of device memory, receives how many groups of one launch were not taken as their numbers say, as a `u32`: a count below 0, or above the
@@ -112,20 +126,33 @@ impl<'a> GroupedWeightGradient<'a> {
     /// # Errors
     /// As [`Handle::grouped_weight_gradient`].
     pub fn explain(&mut self, handle: &Handle) -> Result<String> {
-        let Self { of, dw, config, expected_rows, clamped } = self;
+        let Self { of, dw, config, expected_rows, streams, clamped } = self;
+        check_streams(*streams)?;
         let slots = match of {
             Of::Slots(slots) => slots,
             Of::Whole(whole) => return whole.explain(handle, dw, *config, *expected_rows),
         };
         let out = slots.check(dw, *config, clamped.is_some())?;
         let groups = slots.dy.len();
-        let Some(desc) = (0..groups.min(1)).map(|g| slots.one(dw, g, out)?.desc()).next().transpose()? else {
+        if groups == 0 {
             return Ok("no groups: nothing to do".to_string());
+        }
+        let plan = handle.plan(&slots.one(dw, 0, out)?.desc()?)?;
+        let (how, why) = match slots.desc_of_all(dw, out)? {
+            Some(_) => {
+                let lanes = Lanes::of(&plan, groups, *streams);
+                (lanes.how(), lanes.explain())
+            }
+            None => (
+                "one after the other on the handle's stream".to_string(),
+                "streams: 1: matrices keep values or lie in different ways, so that each has a plan of its own"
+                    .to_string(),
+            ),
         };
         Ok(format!(
-            "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128 on sm_90; {}\n{}",
+            "{groups} groups along k\n  one product a group, {how}, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128 on sm_90; {}\n  {why}\n{}",
             why_not_grouped(handle.lt_version(), handle.device().compute_capability),
-            handle.plan(&desc)?.explain()
+            plan.explain()
         ))
     }
 }
@@ -189,6 +216,45 @@ impl Slots<'_> {
         Ok(first_dy.rows())
     }
 
+    /// The problem of each group, where it is one for all: what matrices keep, and the order of their codes, may differ.
+    fn desc_of_all(&self, dw: &mut MatMut<'_>, out: usize) -> Result<Option<GemmDesc>> {
+        let mut all = None;
+        for g in 0..self.dy.len() {
+            let desc = self.one(dw, g, out)?.desc()?;
+            if *all.get_or_insert(desc) != desc {
+                return Ok(None);
+            }
+        }
+        Ok(all)
+    }
+
+    /// One product a group.
+    fn enqueue(&self, handle: &Handle, dw: &mut MatMut<'_>, out: usize, streams: Option<usize>) -> Result<()> {
+        let Self { dy, x } = self;
+        let Some(desc) = self.desc_of_all(dw, out)? else {
+            return (0..dy.len()).try_for_each(|g| handle.scaled_gemm(self.one(dw, g, out)?));
+        };
+        let many = Many { count: dy.len(), streams, alpha: 1.0, beta: 1.0 };
+        handle.with_many(&desc, &x[0], many, |plan| {
+            let Some(outline) = plan.outline() else { return Ok(()) };
+            x.iter().try_for_each(|x| plan.make_ready(handle, x))?;
+            let order = handle.queue().order();
+            if outline.reads_derived() {
+                x.iter().try_for_each(|x| x.freshen(handle))?;
+            }
+            let (slot_bytes, used_bytes) =
+                (out * dw.row_stride() * dw.dtype().bytes(), dw.bytes_of_rows(&(0..out)).len());
+            let (dy, x) = (
+                dy.iter().map(|dy| Spans::of_codes(dy, &order)).collect::<Result<Vec<_>>>()?,
+                x.iter().map(|x| Spans::of_b(x, &outline, &order)).collect::<Result<Vec<_>>>()?,
+            );
+            let dw = dw.data_mut().at(&order)?;
+            plan.enqueue(handle, |g| {
+                Ok(Member { a: dy[g], b: x[g], d: dw.slice(g * slot_bytes, used_bytes), bias: None })
+            })
+        })
+    }
+
     fn one<'b>(&'b self, dw: &'b mut MatMut<'_>, g: usize, out: usize) -> Result<GemmArgs<'b>> {
         let dw = dw.rows_part(g * out..(g + 1) * out)?;
         Ok(GemmArgs::new(&self.dy[g], &self.x[g], dw).accumulate(1.0))
@@ -231,11 +297,12 @@ impl Handle {
     /// [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together, another number of groups, and a dW or count that overlaps what is read; [`Error::Pair`] for one launch on another
     /// GPU or of other schemes; [`Error::Unsupported`] for a configuration of one product a group, or a count of clamped ones; those of [`Handle::scaled_gemm`].
     pub fn grouped_weight_gradient(&self, of: GroupedWeightGradient<'_>) -> Result<()> {
-        let GroupedWeightGradient { of, mut dw, config, expected_rows, mut clamped } = of;
+        let GroupedWeightGradient { of, mut dw, config, expected_rows, streams, mut clamped } = of;
+        check_streams(streams)?;
         match of {
             Of::Slots(slots) => {
                 let out = slots.check(&dw, config, clamped.is_some())?;
-                (0..slots.dy.len()).try_for_each(|g| self.scaled_gemm(slots.one(&mut dw, g, out)?))
+                slots.enqueue(self, &mut dw, out, streams)
             }
             Of::Whole(whole) => {
                 check_clamped(self, clamped.as_mut())?;

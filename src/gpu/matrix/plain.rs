@@ -217,10 +217,15 @@ impl<'a> MatMut<'a> {
         &mut self.data
     }
 
+    /// Which of its bytes some rows are.
+    pub(crate) fn bytes_of_rows(&self, rows: &Range<usize>) -> Range<usize> {
+        bytes_of_rows(self.dtype, self.rows, self.cols, self.row_stride, rows)
+    }
+
     /// Some rows of it, for as long as they are borrowed.
     pub(crate) fn rows_part(&mut self, rows: Range<usize>) -> Result<MatMut<'_>> {
         let &mut Self { dtype, cols, row_stride, .. } = self;
-        let data = self.data.part(bytes_of_rows(dtype, self.rows, cols, row_stride, &rows))?;
+        let data = self.data.part(self.bytes_of_rows(&rows))?;
         let none = MatMut::new(data, dtype, 0, cols)?;
         MatMut { rows: rows.len(), ..none }.with_row_stride(row_stride)
     }

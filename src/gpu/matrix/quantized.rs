@@ -55,6 +55,26 @@ impl<'s> QuantSpans<'s> {
     pub(crate) fn all(&self) -> [&Span<'s>; 3] {
         [&self.codes, &self.scales, &self.block_scales]
     }
+
+    /// Those of some rows of the matrix, of which [`QuantMatrix::rows_part`] gives a part.
+    pub(crate) fn rows_part(&self, scheme: Scheme, cols: usize, rows: Range<usize>) -> Self {
+        let [codes, scales, block_scales] = places_of_rows(scheme, cols, rows, self.scales.bytes);
+        let part = |span: Span<'s>, at: Range<usize>| span.slice(at.start, at.len());
+        Self {
+            codes: part(self.codes, codes),
+            scales: part(self.scales, scales),
+            block_scales: part(self.block_scales, block_scales),
+        }
+    }
+}
+
+/// Bytes of codes, scales and block scales of some rows, the first of which is at a multiple of 128, of a matrix with so many bytes of scales.
+fn places_of_rows(scheme: Scheme, cols: usize, rows: Range<usize>, scale_bytes: usize) -> [Range<usize>; 3] {
+    let [before, own] = [rows.start, rows.len()].map(|rows| part_bytes(scheme, rows, cols));
+    let [codes, scales, block_scales] = std::array::from_fn(|i| before[i]..before[i] + own[i]);
+    // One scale of all rows is that of some.
+    let one = scheme.spec().scale_layout == ScaleLayout::Scalar;
+    [codes, if one { 0..scale_bytes } else { scales }, block_scales]
 }
 
 /// Bytes of codes, scales and block scales in device order.
@@ -296,17 +316,10 @@ impl QuantMatrix {
         if spec.scale_layout == ScaleLayout::Vec128 || !rows.start.is_multiple_of(128) || rows.end > self.rows {
             return None;
         }
-        let [before, own] = [rows.start, rows.len()].map(|rows| {
-            let [codes, scales, block_scales] = part_bytes(scheme, rows, cols);
-            // One scale of all rows is that of some.
-            [codes, if spec.scale_layout == ScaleLayout::Scalar { 0 } else { scales }, block_scales]
-        });
-        let part = |buffer: &DeviceBuffer, at: usize, own: usize| buffer.part(at..at + own);
-        let scales = if spec.scale_layout == ScaleLayout::Scalar { self.scales.len() } else { own[1] };
+        let [codes, scales, block_scales] = places_of_rows(scheme, cols, rows.clone(), self.scales.len());
         let made = || {
-            let codes = part(&self.codes, before[0], own[0])?;
-            let scales = part(&self.scales, before[1], scales)?;
-            let block_scales = part(&self.block_scales, before[2], own[2])?;
+            let codes = self.codes.part(codes)?;
+            let (scales, block_scales) = (self.scales.part(scales)?, self.block_scales.part(block_scales)?);
             let part = Self::from_parts(scheme, rows.len(), cols, codes, Some(scales), Some(block_scales))?;
             Ok(Self { basis: self.basis, code_order: self.code_order, ..part })
         };

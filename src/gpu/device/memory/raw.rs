@@ -106,12 +106,12 @@ impl UncountedStream {
         // SAFETY: the context is bound to this thread, and the driver writes one stream to `raw`.
         let created = unsafe { sys::cuStreamCreate(&mut raw, CU_STREAM_NON_BLOCKING as u32) };
         created.result().map_err(|e| driver("creating a stream", e))?;
-        // SAFETY: the stream was made in this context just now; only this value destroys it, and nothing but event waits and
-        // records, which the driver orders, is ever submitted to it.
+        // SAFETY: the stream was made in this context just now, and only this value destroys it. Work on it other than events is between a fork
+        // and a join of another stream, and the driver keeps what it needs of a destroyed stream until its work is done (documented).
         Ok(Self { stream: unsafe { context.wrap_borrowed_stream(raw) } })
     }
 
-    pub(in crate::gpu) fn stream(&self) -> &CudaStream {
+    pub(in crate::gpu) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 }
@@ -120,7 +120,11 @@ impl Drop for UncountedStream {
     fn drop(&mut self) {
         let context = self.stream.context();
         context.record_err(context.bind_to_thread());
-        // SAFETY: made by `new`, destroyed once; `stream` is lent by reference only, so nothing uses it afterwards.
+        if is_capturing(&self.stream) {
+            tracing::debug!("a stream that belongs to a capture of others stays");
+            return;
+        }
+        // SAFETY: made by `new`, destroyed once; who shares `stream` is dropped with this value (a queue's field), so that nothing uses it afterwards.
         context.record_err(unsafe { sys::cuStreamDestroy_v2(self.stream.cu_stream()) }.result());
     }
 }
