@@ -6,6 +6,8 @@
 mod common;
 #[path = "gpu_experts/grouped_tensors.rs"]
 mod grouped_tensors;
+#[path = "gpu_experts/streams.rs"]
+mod streams;
 
 use common::*;
 use ndarray::{Array2, ArrayView2, s};

@@ -25,8 +25,8 @@ use scaled_gemm::cudarc::driver::sys::CUstreamCaptureMode::{
 use scaled_gemm::cudarc::driver::sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
 use scaled_gemm::cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 use scaled_gemm::{
-    DType, DeviceBuffer, Error, Formulation, Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantizeTo, Recipe,
-    Scheme, Timing,
+    DType, DeviceBuffer, Error, Formulation, GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut, MatRef,
+    PlanOptions, QuantizeTo, Recipe, Scheme, Timing,
 };
 
 const MODES: [CUstreamCaptureMode; 2] = [THREAD_LOCAL, RELAXED];
@@ -40,6 +40,55 @@ fn launched_by_cudarc(handle: &Handle, graph: &CudaGraph, call: &mut Call) -> Ve
     fill(handle, &mut call.d);
     graph.launch().unwrap();
     handle.read_bytes(&call.d.view()).unwrap()
+}
+
+/// Products of slots on several streams fork and join in a capture of others; the handle goes on behind it, and one that is dropped inside leaves the capture whole.
+fn takes_several_streams(modes: [CUstreamCaptureMode; 3]) {
+    let Some(handle) = handle() else { return };
+    let (groups, slot, n, k) = (6, 128, 128, 256);
+    let mut rng = Noise::new(89);
+    let mut cast = |rows: usize| {
+        let x = handle.upload(&rng.bf16(rows * k, 1.0)).unwrap();
+        handle.quantize(&MatRef::new(&x, DType::Bf16, rows, k).unwrap(), Recipe::new(Scheme::Nvfp4)).unwrap()
+    };
+    let (a, b) = (cast(groups * slot), cast(groups * n));
+    let counts = handle.upload(&[1i64; 6]).unwrap();
+    let mut d = handle.alloc(groups * slot * n * 2).unwrap();
+    let run = |on: &Handle, d: &mut DeviceBuffer, streams| {
+        let rows = GroupedRows::Masked { slot_rows: slot, counts: counts.view() };
+        let d = MatMut::new(d, DType::Bf16, groups * slot, n)?;
+        on.grouped_gemm(GroupedGemmArgs::new(&a, &b, groups, rows, d).product_a_slot().streams(streams))
+    };
+    run(&handle, &mut d, 1).unwrap();
+    let want = handle.read_bytes(&d.view()).unwrap();
+    let poison = |d: &mut DeviceBuffer| handle.write(&mut d.view_mut(), &vec![0xFFu8; want.len()]).unwrap();
+    for mode in modes {
+        let mut passing = Some(Handle::from_stream(handle.stream().clone()).unwrap());
+        for on in [&handle, passing.as_ref().unwrap()] {
+            poison(&mut d);
+            run(on, &mut d, 4).unwrap();
+            assert!(handle.read_bytes(&d.view()).unwrap() == want, "{mode:?}, before");
+        }
+        let graph = foreign(&handle, mode, || run(&handle, &mut d, 4));
+        let dropped = foreign(&handle, mode, || {
+            run(passing.as_ref().unwrap(), &mut d, 4)?;
+            passing = None;
+            run(&handle, &mut d, 2)
+        });
+        for (graph, what) in [(&graph, "alone"), (&dropped, "with a handle that was dropped inside")] {
+            poison(&mut d);
+            graph.launch().unwrap();
+            assert!(handle.read_bytes(&d.view()).unwrap() == want, "{mode:?}, {what}");
+            poison(&mut d);
+            run(&handle, &mut d, 3).unwrap();
+            assert!(handle.read_bytes(&d.view()).unwrap() == want, "{mode:?}, {what}, behind it");
+        }
+    }
+}
+
+#[test]
+fn a_foreign_capture_takes_several_streams() {
+    alone(|| takes_several_streams([THREAD_LOCAL, RELAXED, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL]));
 }
 
 // What a graph was captured from is gone.

@@ -379,6 +379,13 @@ fn experts(handle: &Handle, pool: Option<&Pool>) {
             handle.grouped_gemm(args.clamped(clamped.view_mut())).unwrap();
         });
     }
+    let (a, b) = (zeros(Scheme::Nvfp4, rows, k), zeros(Scheme::Nvfp4, groups * n, k));
+    allocates_nothing(handle, pool, "slots on several streams", || {
+        let d = MatMut::new(&mut d, dtype, rows, n).unwrap();
+        handle
+            .grouped_gemm(GroupedGemmArgs::new(&a, &b, groups, places(slot), d).product_a_slot().streams(groups))
+            .unwrap();
+    });
     if hopper {
         let b = zeros(Scheme::Nvfp4, groups * n, k);
         allocates_nothing(handle, pool, "plain rows", || {
@@ -399,6 +406,8 @@ fn experts(handle: &Handle, pool: Option<&Pool>) {
             handle.quantize_slots_transposed_into(&x, Recipe::new(scheme), &mut x_t).unwrap();
             let target = MatMut::new(&mut dw, DType::F32, groups * n, k).unwrap();
             handle.grouped_weight_gradient(GroupedWeightGradient::new(&dy_t, &x_t, target)).unwrap();
+            let target = MatMut::new(&mut dw, DType::F32, groups * n, k).unwrap();
+            handle.grouped_weight_gradient(GroupedWeightGradient::new(&dy_t, &x_t, target).streams(2)).unwrap();
             if scheme == blocks {
                 handle.quantize_into(&dy, Recipe::new(scheme), QuantizeTo::Transposed(&mut all_dy)).unwrap();
                 handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Transposed(&mut all_x)).unwrap();

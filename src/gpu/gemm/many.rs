@@ -112,3 +112,110 @@ impl ManyPlan<'_> {
         fork.join()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use crate::format::{Recipe, Scheme};
+    use crate::gpu::device::graph::CapturedGraph;
+    use crate::gpu::device::memory::DeviceBuffer;
+    use crate::reference::{self, Noise};
+
+    const COUNT: usize = 6;
+    const SIZE: usize = 128;
+    const UNTOUCHED: f32 = 77.0;
+
+    /// A handle, or why the test is skipped.
+    fn gpu() -> Option<Handle> {
+        match Handle::new(0).and_then(|handle| handle.lt().map(drop).map(|()| handle)) {
+            Ok(handle) => Some(handle),
+            Err(error @ (Error::NoGpu { .. } | Error::Library { .. })) => {
+                let required = std::env::var("SCALED_GEMM_REQUIRE_GPU").is_ok_and(|v| v == "1");
+                assert!(!required, "SCALED_GEMM_REQUIRE_GPU=1 and {error}");
+                println!("skipped: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Captures until no other thread's test has broken it.
+    fn captured(handle: &Handle, mut enqueue: impl FnMut() -> Result<()>) -> Result<CapturedGraph> {
+        for _ in 0..4 {
+            match handle.capture(&mut enqueue) {
+                Err(Error::Driver { reason, .. }) if reason.contains("STREAM_CAPTURE_INVALIDATED") => {}
+                done => return done,
+            }
+        }
+        handle.capture(enqueue)
+    }
+
+    /// On several streams, one of the products of which fails before it is enqueued: those before it are there, streams are joined, in a capture too, and the next call is whole.
+    #[test]
+    fn a_failure_in_the_middle_leaves_all_streams_joined() {
+        let Some(handle) = gpu() else { return };
+        let desc = GemmDesc::new(SIZE, SIZE, SIZE, Scheme::Nvfp4, Scheme::Nvfp4, DType::F32);
+        let mut rng = Noise::new(61);
+        let [a, b] = [(); 2].map(|()| {
+            let x = rng.matrix(SIZE, SIZE, DType::Bf16);
+            let host = reference::quantize(x.view(), DType::Bf16, Recipe::new(Scheme::Nvfp4)).unwrap();
+            QuantMatrix::from_host(&handle, &host).unwrap()
+        });
+        let mut d = handle.alloc(COUNT * SIZE * SIZE * 4).unwrap();
+        let mut run = |d: &mut DeviceBuffer, fails: Option<usize>, streams: usize| {
+            let many = Many { count: COUNT, streams: Some(streams), alpha: 1.0, beta: 0.0 };
+            handle.with_many(&desc, &b, many, |plan| {
+                let outline = plan.outline().expect("D has elements");
+                let mut view = d.view_mut();
+                let order = handle.queue().order();
+                let (a, b) = (Spans::of_codes(&a, &order)?, Spans::of_b(&b, &outline, &order)?);
+                let d = view.at(&order)?;
+                let bytes = SIZE * SIZE * 4;
+                plan.enqueue(&handle, |g| match fails == Some(g) {
+                    true => Err(Error::shape("this one", "a test", "fails", "go on")),
+                    false => Ok(Member { a, b, d: d.slice(g * bytes, bytes), bias: None }),
+                })
+            })
+        };
+        run(&mut d, None, 1).unwrap();
+        let want: Vec<f32> = handle.read(&d.view()).unwrap();
+        assert!(want.iter().any(|v| *v != 0.0) && want[..SIZE * SIZE] == want[(COUNT - 1) * SIZE * SIZE..]);
+        let reset = |d: &mut DeviceBuffer| {
+            handle.write(&mut d.view_mut(), &vec![UNTOUCHED; want.len()]).unwrap();
+        };
+        for streams in [2, 3, 4, 8] {
+            for fails in [1, 2, 4, 5] {
+                let what = format!("{streams} streams, number {fails} fails");
+                let check = |d: &DeviceBuffer, whole: usize, what: &str| {
+                    let (found, upto) = (handle.read::<f32>(&d.view()).unwrap(), whole * SIZE * SIZE);
+                    assert!(found[..upto] == want[..upto], "{what}: those before it");
+                    assert!(found[upto..].iter().all(|v| *v == UNTOUCHED), "{what}: those from it on");
+                };
+                reset(&mut d);
+                let error = run(&mut d, Some(fails), streams).unwrap_err().to_string();
+                assert!(error.contains("this one"), "{error}");
+                check(&d, fails, &what);
+                reset(&mut d);
+                run(&mut d, None, streams).unwrap();
+                check(&d, COUNT, &format!("{what}, the next"));
+                // The capture goes on: a stream that is not joined would break it.
+                let graph = captured(&handle, || {
+                    run(&mut d, Some(fails), streams).unwrap_err();
+                    Ok(())
+                });
+                reset(&mut d);
+                handle.launch(&graph.unwrap()).unwrap();
+                check(&d, fails, &format!("{what}, captured"));
+                // The capture ends with the error, and the stream takes another.
+                let error = captured(&handle, || run(&mut d, Some(fails), streams)).map(drop).unwrap_err().to_string();
+                assert!(error.contains("this one"), "{error}");
+                let graph = captured(&handle, || run(&mut d, None, streams)).unwrap();
+                reset(&mut d);
+                handle.launch(&graph).unwrap();
+                check(&d, COUNT, &format!("{what}, captured next"));
+            }
+        }
+        handle.synchronize().unwrap();
+    }
+}

@@ -409,6 +409,34 @@ mod tests {
         assert!(check_parts(scheme, usize::MAX, 16, [(16, 0); 3]).is_err());
     }
 
+    /// Codes and scales of tiles of 128 rows lie one behind the other, whatever the scheme is, and are those of a matrix of so many rows; one scale is that of all.
+    #[test]
+    fn parts_of_rows_are_whole_and_leave_nothing_out() {
+        let (rows, cols) = (3 * 128 + 40, 288);
+        for scheme in Scheme::ALL.into_iter().filter(|scheme| scheme.spec().scale_layout != ScaleLayout::Vec128) {
+            let [codes, scales, block_scales] = part_bytes(scheme, rows, cols);
+            let span = |address, bytes| Span::unguarded(address, bytes);
+            let all = QuantSpans {
+                codes: span(1 << 20, codes),
+                scales: span(2 << 20, scales),
+                block_scales: span(3 << 20, block_scales),
+            };
+            let mut ends = all.all().map(|part| part.address);
+            for at in [0..128, 128..256, 256..384, 384..rows] {
+                let part = all.rows_part(scheme, cols, at.clone());
+                let own = part.all().map(|span| span.bytes);
+                let expected = part_bytes(scheme, at.len(), cols);
+                assert_eq!(own, expected, "{scheme}, rows {at:?}");
+                for (i, span) in part.all().into_iter().enumerate() {
+                    let one = i == 1 && scheme.spec().scale_layout == ScaleLayout::Scalar;
+                    assert_eq!(span.address, if one { all.scales.address } else { ends[i] }, "{scheme}, rows {at:?}");
+                    ends[i] = span.address + span.bytes as u64;
+                }
+            }
+            assert_eq!(ends, all.all().map(|part| part.range().end), "{scheme}");
+        }
+    }
+
     #[test]
     fn matrices_are_shared_among_threads() {
         fn shared<T: Send + Sync>() {}
