@@ -2,15 +2,15 @@
 //! host must know; and quantized rows in slots, one product a slot, on one stream and on several.
 //!
 //! `cargo bench --bench experts_prefill`; the runner that `scripts/bundle.sh` packs on a machine without a toolchain. Eight experts of 4096 x 7168, each with as many rows; what
-//! is timed is checked by `gpu_small_m_groups` and `gpu_experts`. `SCALED_GEMM_SHAPES=64,1024` takes these rows alone.
+//! is timed is checked by `gpu_small_m_groups` and `gpu_experts`. `SCALED_GEMM_SHAPES=64,1024` takes these rows alone, `slots` the slots.
 
 mod common;
 
 use common::*;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
-    CapturedGraph, DType, Fp8Format, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut,
-    MatRef, Operand, QuantMatrix, Recipe, Scheme, Timing,
+    DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows, Handle,
+    KernelFamily, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, Recipe, Scheme, Timing, TuneTable,
 };
 
 const EXPERTS: usize = 8;
@@ -18,14 +18,30 @@ const N: usize = 4096;
 const K: usize = 7168;
 const ROWS: [usize; 6] = [32, 64, 96, 128, 256, 1024];
 const WEIGHTS: [Scheme; 3] = [Scheme::Nvfp4Row, Scheme::Mxfp4, Scheme::Fp8Group128x128(Fp8Format::E4M3)];
+/// Of slots, by cuBLASLt: as on a GPU that has no launch for all of them.
+const SLOTS: [(Scheme, Formulation); 3] = [
+    (Scheme::Fp8Tensor(Fp8Format::E4M3), Formulation::Native),
+    (Scheme::Fp8Row(Fp8Format::E4M3), Formulation::Native),
+    (Scheme::Nvfp4, Formulation::DequantizedBf16),
+];
+const STREAMS: [usize; 4] = [1, 2, 4, 8];
 /// Usual rows, of which each has kernels of its own, and as many columns as those have.
 const WIDTHS: [(usize, usize); 3] = [(16, 16), (32, 32), (97, 64)];
 
+/// What `SCALED_GEMM_SHAPES` asks for; `None`: all.
+fn asked() -> Option<String> {
+    std::env::var("SCALED_GEMM_SHAPES").ok().filter(|list| !list.is_empty())
+}
+
+fn takes(part: &str) -> bool {
+    asked().is_none_or(|list| list.split(',').any(|word| word == part))
+}
+
 fn rows() -> Vec<usize> {
-    match std::env::var("SCALED_GEMM_SHAPES") {
-        Ok(list) => list.split(',').map(|m| m.parse().expect("rows")).collect(),
-        Err(_) => ROWS.to_vec(),
-    }
+    let words = |list: String| -> Vec<usize> {
+        list.split(',').filter(|word| *word != "slots").map(|m| m.parse().expect("rows, or slots")).collect()
+    };
+    asked().map_or(ROWS.to_vec(), words)
 }
 
 fn main() {
@@ -36,21 +52,30 @@ fn main() {
             return;
         }
         handle.load_kernels(&[KernelFamily::SmallMGroups]).unwrap();
-        for scheme in WEIGHTS {
+        for scheme in WEIGHTS.into_iter().filter(|_| !rows().is_empty()) {
             weight_only(handle, scheme);
         }
         let start = std::time::Instant::now();
+        if !takes("slots") {
+            return;
+        }
         println!(
-            "\n## Slots of `nvfp4` x `nvfp4`: one product a slot, and one launch, us of all (graphs, back to back)\n"
+            "\n## Slots: one product each, on 1 to 8 streams of one call, and one launch of all, us of all (in turns)\n"
         );
-        println!("| slots, rows, n, k | one stream | two | three | four | one launch, all rows | 16 rows each |");
-        println!("|---|---|---|---|---|---|---|");
+        println!(
+            "| pair, formulation | slots, rows, n, k | waves of a product | streams by rule | 1 | 2 | 4 | 8 | one launch, all rows | 16 rows each |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|---|");
         let source = random(handle, 1, 64 * N * K, DType::Bf16);
-        for shape in [[8, 1024, N, K], [8, 256, N, K], [64, 128, N, K], [64, 128, 2048, 2048]] {
-            let streams = [1, 2, 3, 4].map(|streams| slots_on(handle, &source, shape, streams));
-            let launches = [shape[1], 16].map(|count| in_one_launch(handle, &source, shape, count));
-            let times = streams.into_iter().chain(launches).map(|us| format!("{us:.0}")).collect::<Vec<_>>();
-            println!("| {} | {} |", shape.map(|x| x.to_string()).join(", "), times.join(" | "));
+        for way in SLOTS {
+            for shape in [[8, 128, N, K], [64, 128, N, K], [8, 256, N, K], [8, 1024, N, K], [64, 128, 2048, 2048]] {
+                match slots(handle, &source, way, shape) {
+                    Some(row) => println!("{row}"),
+                    None => {
+                        println!("| {}, {} | {} | not offered |", way.0, way.1, shape.map(|x| x.to_string()).join(", "))
+                    }
+                }
+            }
         }
         println!("\n{}", watch.since(start));
     });
@@ -104,70 +129,55 @@ fn weight_only(handle: &Handle, scheme: Scheme) {
     }
 }
 
-/// Part number `at` of the numbers, quantized.
-fn matrix(handle: &Handle, source: &CudaSlice<u8>, [rows, k]: [usize; 2], at: usize) -> QuantMatrix {
-    let x = MatRef::new(source.slice(at * rows * k * 2..), DType::Bf16, rows, k).unwrap();
-    handle.quantize(&x, Recipe::new(Scheme::Nvfp4)).unwrap()
+/// Numbers from the first on, quantized.
+fn matrix(handle: &Handle, source: &CudaSlice<u8>, scheme: Scheme, [rows, k]: [usize; 2]) -> QuantMatrix {
+    let x = MatRef::new(source, DType::Bf16, rows, k).unwrap();
+    handle.quantize(&x, Recipe::new(scheme)).unwrap()
 }
 
-/// The products of slots, dealt out to as many handles with a stream each, which wait for the first and are waited for by it. Microseconds.
-fn slots_on(first: &Handle, source: &CudaSlice<u8>, [slots, m, n, k]: [usize; 4], streams: usize) -> f64 {
-    let others: Vec<_> = (1..streams).map(|_| Handle::new(first.device().ordinal).unwrap()).collect();
-    let handles: Vec<&Handle> = std::iter::once(first).chain(&others).collect();
-    let graphs: Vec<CapturedGraph> = handles
-        .iter()
-        .enumerate()
-        .map(|(who, handle)| {
-            let own: Vec<usize> = (who..slots).step_by(streams).collect();
-            let a: Vec<_> = own.iter().map(|g| matrix(handle, source, [m, k], *g)).collect();
-            let b: Vec<_> = own.iter().map(|g| matrix(handle, source, [n, k], *g)).collect();
-            let mut d: Vec<_> = own.iter().map(|_| handle.alloc(m * n * 2).unwrap()).collect();
-            let mut run = || {
-                a.iter().zip(&b).zip(&mut d).try_for_each(|((a, b), d)| {
-                    handle.scaled_gemm(GemmArgs::new(a, b, MatMut::new(d, DType::Bf16, m, n)?))
-                })
-            };
-            run().unwrap();
-            handle.capture(run).unwrap()
-        })
-        .collect();
-    back_to_back(&handles, &graphs)
+fn of_slots<'a>(
+    a: &'a QuantMatrix,
+    b: &'a QuantMatrix,
+    [slots, m, n, _]: [usize; 4],
+    counts: &'a DeviceBuffer,
+    d: &'a mut DeviceBuffer,
+) -> GroupedGemmArgs<'a> {
+    let rows = GroupedRows::Masked { slot_rows: m, counts: counts.view() };
+    GroupedGemmArgs::new(a, b, slots, rows, MatMut::new(d, DType::Bf16, slots * m, n).unwrap())
 }
 
-/// The same slots in one launch, of which each has so many rows.
-fn in_one_launch(handle: &Handle, source: &CudaSlice<u8>, [slots, m, n, k]: [usize; 4], count: usize) -> f64 {
-    let (a, b) = (matrix(handle, source, [slots * m, k], 0), matrix(handle, source, [slots * n, k], 0));
+/// Slots as one product each, on more and more streams, and in one launch of all of them, in turns: a row of the table. `None`: no such product here.
+fn slots(
+    handle: &Handle,
+    source: &CudaSlice<u8>,
+    (scheme, formulation): (Scheme, Formulation),
+    shape: [usize; 4],
+) -> Option<String> {
+    let [slots, m, n, k] = shape;
+    let desc = GemmDesc::new(m, n, k, scheme, scheme, DType::Bf16);
+    let plan = handle.plan_with(&desc, &PlanOptions::default().with_formulation(formulation)).ok()?;
+    let mut table = TuneTable::default();
+    table.insert(plan.record()?);
+    handle.set_tuning(table);
+    let (a, b) = (matrix(handle, source, scheme, [slots * m, k]), matrix(handle, source, scheme, [slots * n, k]));
     let mut d = handle.alloc(slots * m * n * 2).unwrap();
-    let counts = handle.upload(&vec![count as i64; slots]).unwrap();
-    let mut run = || {
-        let rows = GroupedRows::Masked { slot_rows: m, counts: counts.view() };
-        let d = MatMut::new(&mut d, DType::Bf16, slots * m, n)?;
-        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, slots, rows, d).expected_rows(count.min(128)))
-    };
-    run().unwrap();
-    back_to_back(&[handle], &[handle.capture(run).unwrap()])
-}
-
-/// Microseconds of one launch of each graph on its handle: the others' streams wait for the first, and it for them.
-fn back_to_back(handles: &[&Handle], graphs: &[CapturedGraph]) -> f64 {
-    let (first, others) = (handles[0], &handles[1..]);
-    let mut times: Vec<f64> = (0..7)
-        .map(|turn| {
-            let launches = if turn == 0 { 3 } else { 10 };
-            handles.iter().for_each(|handle| handle.synchronize().unwrap());
-            let start = std::time::Instant::now();
-            for _ in 0..launches {
-                for (handle, graph) in handles.iter().zip(graphs) {
-                    handle.stream().join(first.stream()).unwrap();
-                    handle.launch(graph).unwrap();
-                }
-                others.iter().for_each(|other| first.stream().join(other.stream()).unwrap());
-            }
-            first.synchronize().unwrap();
-            start.elapsed().as_secs_f64() * 1e6 / launches as f64
+    let [all, few] = [m, 16].map(|count| handle.upload(&vec![count as i64; slots]).unwrap());
+    let said = of_slots(&a, &b, shape, &all, &mut d).product_a_slot().explain(handle).unwrap();
+    let by_rule = said.lines().find_map(|line| line.trim().strip_prefix("streams: ")).unwrap();
+    let streams = by_rule.split(':').next().unwrap().to_string();
+    let ways = STREAMS.len() + 2;
+    let timing = Timing::PAUSES.with_calls(1).with_launches(11);
+    let times = timing.in_turns(handle, ways, |who, _| {
+        handle.grouped_gemm(match STREAMS.get(who) {
+            Some(streams) => of_slots(&a, &b, shape, &all, &mut d).product_a_slot().streams(*streams),
+            None if who == STREAMS.len() => of_slots(&a, &b, shape, &all, &mut d).expected_rows(m.min(128)),
+            None => of_slots(&a, &b, shape, &few, &mut d).expected_rows(16),
         })
-        .skip(1)
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    });
+    let times = times.unwrap().iter().map(|time| time.to_string()).collect::<Vec<_>>();
+    handle.set_tuning(TuneTable::default());
+    let shape = shape.map(|x| x.to_string()).join(", ");
+    let waves = said.lines().find_map(|line| line.split(", ").find(|part| part.contains(" waves"))).unwrap_or("-");
+    let waves = waves.split(" waves").next().unwrap_or("-");
+    Some(format!("| {scheme}, {formulation} | {shape} | {waves} | {streams} | {} |", times.join(" | ")))
 }

@@ -21,8 +21,8 @@ use common::*;
 use hazards::{BLOCKS, ROWS_BY_ROWS, alone};
 use scaled_gemm::cudarc::driver::CudaContext;
 use scaled_gemm::{
-    Activation, Basis, Bf16Gemm, DType, Error, Formulation, GemmPlan, Handle, MatMut, MatRef, Nvfp4Options,
-    Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    Activation, Basis, Bf16Gemm, DType, DeviceBuffer, Error, Formulation, GemmPlan, GroupedGemmArgs, GroupedRows,
+    Handle, MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
 use sm90_work::Sm90Work;
 
@@ -307,6 +307,64 @@ fn graphs_of_two_gpus() {
             for (handle, work) in handles.iter().zip(&works) {
                 work.check(handle, "a graph");
             }
+        }
+    });
+}
+
+/// Products of slots on several streams of each GPU, in turns and in graphs: streams and events are of the GPU that they are made for.
+#[test]
+fn each_gpu_has_streams_of_its_own() {
+    alone(|| {
+        if !two_gpus() {
+            return;
+        }
+        let (groups, slot, n, k) = (5, 128, 128, 256);
+        let handles = [Handle::new(0).unwrap(), Handle::new(1).unwrap()];
+        let operands = handles.each_ref().map(|handle| {
+            let mut rng = Noise::new(97 + handle.device().ordinal as u64);
+            [slot, n].map(|rows| {
+                let x = handle.upload(&rng.bf16(groups * rows * k, 1.0)).unwrap();
+                let x = MatRef::new(&x, DType::Bf16, groups * rows, k).unwrap();
+                handle.quantize(&x, Recipe::new(Scheme::Nvfp4)).unwrap()
+            })
+        });
+        let counts = handles.each_ref().map(|handle| handle.upload(&vec![1i64; groups]).unwrap());
+        let mut results = handles.each_ref().map(|handle| handle.alloc(groups * slot * n * 2).unwrap());
+        let run = |gpu: usize, d: &mut DeviceBuffer, streams: usize| {
+            let ([a, b], rows) = (&operands[gpu], GroupedRows::Masked { slot_rows: slot, counts: counts[gpu].view() });
+            let d = MatMut::new(d, DType::Bf16, groups * slot, n)?;
+            handles[gpu].grouped_gemm(GroupedGemmArgs::new(a, b, groups, rows, d).product_a_slot().streams(streams))
+        };
+        let read = |gpu: usize, d: &DeviceBuffer| handles[gpu].read_bytes(&d.view()).unwrap();
+        let want: Vec<_> = results
+            .iter_mut()
+            .enumerate()
+            .map(|(gpu, d)| {
+                run(gpu, d, 1).unwrap();
+                read(gpu, d)
+            })
+            .collect();
+        let poison = |gpu: usize, d: &mut DeviceBuffer| {
+            handles[gpu].write(&mut d.view_mut(), &vec![0xFFu8; groups * slot * n * 2]).unwrap();
+        };
+        for round in 0..8 {
+            for (gpu, d) in results.iter_mut().enumerate() {
+                poison(gpu, d);
+                run(gpu, d, 2 + round % 4).unwrap();
+            }
+            for (gpu, d) in results.iter().enumerate() {
+                assert!(read(gpu, d) == want[gpu], "GPU {gpu}, round {round}");
+            }
+        }
+        let graphs: Vec<_> = results
+            .iter_mut()
+            .enumerate()
+            .map(|(gpu, d)| capture_owned(&handles[gpu], || run(gpu, d, 4)).unwrap())
+            .collect();
+        results.iter_mut().enumerate().for_each(|(gpu, d)| poison(gpu, d));
+        handles.iter().zip(&graphs).for_each(|(handle, graph)| handle.launch(graph).unwrap());
+        for (gpu, d) in results.iter().enumerate() {
+            assert!(read(gpu, d) == want[gpu], "GPU {gpu}, a graph");
         }
     });
 }

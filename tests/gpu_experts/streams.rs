@@ -405,7 +405,7 @@ fn gradients_on_several_streams_have_the_bits_of_one() {
     assert!(posed >= 2, "NVFP4 is multiplied everywhere");
     // One that keeps values among others that do not: each has a plan of its own, on the handle's stream.
     let scheme = Scheme::Nvfp4Row;
-    let mut cast = |x: &DeviceBuffer, cols: usize| -> Vec<QuantMatrix> {
+    let cast = |x: &DeviceBuffer, cols: usize| -> Vec<QuantMatrix> {
         let mut into: Vec<_> = (0..groups).map(|_| QuantMatrix::zeros(&handle, scheme, cols, slot).unwrap()).collect();
         let x = MatRef::new(x, DType::Bf16, groups * slot, cols).unwrap();
         handle.quantize_slots_transposed_into(&x, Recipe::new(scheme), &mut into).unwrap();

@@ -163,7 +163,7 @@ mod tests {
             QuantMatrix::from_host(&handle, &host).unwrap()
         });
         let mut d = handle.alloc(COUNT * SIZE * SIZE * 4).unwrap();
-        let mut run = |d: &mut DeviceBuffer, fails: Option<usize>, streams: usize| {
+        let run = |d: &mut DeviceBuffer, fails: Option<usize>, streams: usize| {
             let many = Many { count: COUNT, streams: Some(streams), alpha: 1.0, beta: 0.0 };
             handle.with_many(&desc, &b, many, |plan| {
                 let outline = plan.outline().expect("D has elements");
