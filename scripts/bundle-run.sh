@@ -204,7 +204,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     gpu_sm90_epilogue) tests=(each_kernel_once any_place groups_have) ;;
                     gpu_fused_gemm) tests=(each_kernel_once bad_input) ;;
                     gpu_sm90_e5m2) tests=(each_kernel_once groups_are) ;;
-                    gpu_experts) tests=(slots_of_other_pairs gradients_of_experts) ;;
+                    gpu_experts) tests=(slots_of_other_pairs gradients_of_experts other_handles_wait gradients_on) ;;
                     gpu_experts_gradient) tests=(starts_give gradients_in_e5m2 many_groups every_pair refused) ;;
                     # The others take large matrices, or thousands of launches.
                     gpu_cast_shapes) tests=(every_code sixteen_neighbours) ;;
