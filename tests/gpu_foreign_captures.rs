@@ -164,6 +164,34 @@ fn a_foreign_graph_outlives_its_handle() {
     });
 }
 
+/// What is dropped meanwhile, here or in another thread, waits for nothing: cuBLASLt's own handles stay, as destroying one would wait for the GPU and break the capture.
+#[test]
+fn handles_that_are_dropped_meanwhile_leave_a_capture_whole() {
+    alone(|| {
+        for mode in MODES {
+            for elsewhere in [false, true] {
+                let Some((handle, mut call, _, want)) = ready(Kind::Scratch) else { return };
+                let (on_its_stream, other) =
+                    (Handle::from_stream(handle.stream().clone()).unwrap(), Handle::new(0).unwrap());
+                drop(other.upload(&[1u8; 1 << 20]).unwrap());
+                let graph = foreign(&handle, mode, || {
+                    let dropped = move || drop((on_its_stream, other));
+                    if elsewhere {
+                        std::thread::spawn(dropped).join().unwrap()
+                    } else {
+                        dropped()
+                    }
+                    call.enqueue(&handle)
+                });
+                let mut d = all_but_d(&handle, call).d;
+                fill(&handle, &mut d);
+                graph.launch().unwrap();
+                assert!(handle.read_bytes(&d.view()).unwrap() == want, "{mode:?}, elsewhere: {elsewhere}");
+            }
+        }
+    });
+}
+
 /// How a closure of `Handle::capture` returns that has ended the capture itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Returns {

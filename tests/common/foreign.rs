@@ -16,9 +16,12 @@ pub fn end(stream: &Arc<CudaStream>) -> CudaGraph {
 pub fn foreign(handle: &Handle, mode: CUstreamCaptureMode, enqueue: impl FnOnce() -> Result<(), Error>) -> CudaGraph {
     handle.stream().begin_capture(mode).unwrap();
     let enqueued = enqueue();
-    let graph = end(handle.stream());
-    enqueued.unwrap();
-    graph
+    // What was refused says more than that the capture is broken.
+    if let Err(error) = &enqueued {
+        let _ = handle.stream().end_capture(sys::CUgraphInstantiate_flags(0));
+        panic!("{mode:?}: {error}");
+    }
+    end(handle.stream())
 }
 
 /// How much was captured. What was allocated, copied or freed inside is a node, too.

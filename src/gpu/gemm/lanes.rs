@@ -7,10 +7,6 @@ use crate::gpu::gemm::steps::Product;
 /// The most streams that may be asked for.
 pub(crate) const MOST_STREAMS: usize = 8;
 
-/// The most by rule. Four were measured, of products that fill half a GPU and less (H200, 2026-11, the record of prefill): 0.64 of one stream's time with 2048 x 2048 weights,
-/// 0.92 with 4096 x 7168; of products that fill it 0.98 to 1.02.
-const MOST_BY_RULE: usize = 4;
-
 /// Where cuBLASLt's workspace may begin, and parts of scratch memory do.
 const GRAIN: usize = 256;
 
@@ -30,10 +26,10 @@ pub(crate) struct Lanes {
     workspace: usize,
 }
 
-/// As many streams as products fill the GPU together.
+/// As many streams as products fill the GPU together. Products that fill 0.12 to 0.25 of it take 0.23 to 0.58 of one stream's time, 0.5 to 0.97 of it 0.63 to 1.02 (H100, 2026-11).
 fn by_rule(waves: f32) -> usize {
     // Of what the library says nothing, nothing is known.
-    if waves > 0.0 { ((1.0 / waves).ceil() as usize).clamp(1, MOST_BY_RULE) } else { 1 }
+    if waves > 0.0 { ((1.0 / waves).ceil() as usize).clamp(1, MOST_STREAMS) } else { 1 }
 }
 
 /// Refuses a number of streams.
@@ -137,14 +133,27 @@ mod tests {
 
     #[test]
     fn streams_are_as_many_as_products_fill_the_gpu() {
-        let cases = [(0.1, 4), (0.25, 4), (0.3, 4), (0.34, 3), (0.5, 2), (0.51, 2), (0.99, 2), (1.0, 1), (7.0, 1)];
+        let cases = [
+            (0.01, 8),
+            (0.12, 8),
+            (0.125, 8),
+            (0.24, 5),
+            (0.25, 4),
+            (0.3, 4),
+            (0.34, 3),
+            (0.5, 2),
+            (0.51, 2),
+            (0.99, 2),
+            (1.0, 1),
+            (7.0, 1),
+        ];
         for (waves, want) in cases {
             assert_eq!(streams(64, None, waves), want, "{waves} waves");
         }
         for unknown in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             assert_eq!(streams(64, None, unknown), 1, "{unknown} waves");
         }
-        assert_eq!([0, 1, 2, 3, 70].map(|count| streams(count, None, 0.1)), [1, 1, 2, 3, 4]);
+        assert_eq!([0, 1, 2, 3, 70].map(|count| streams(count, None, 0.1)), [1, 1, 2, 3, 8]);
         assert_eq!([0, 1, 3, 70].map(|count| streams(count, Some(8), 7.0)), [1, 1, 3, 8], "as asked");
         assert_eq!(streams(70, Some(1), 0.1), 1);
         assert!([None, Some(1), Some(8)].into_iter().all(|asked| check_streams(asked).is_ok()));

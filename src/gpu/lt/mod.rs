@@ -6,6 +6,7 @@ mod algo;
 mod attributes;
 mod call;
 mod grouped;
+mod handle;
 pub(crate) mod quirks;
 mod types;
 
@@ -13,20 +14,20 @@ mod types;
 pub(crate) mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use cublaslt_sys::{
-    CublasLt, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
-    cublasLtMatmulAlgoConfigAttributes_t as Config, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Desc,
-    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Pref,
-    cublasLtMatrixLayout_t, cublasStatus_t, cudaDataType_t, libloading,
+    CublasLt, cublasComputeType_t, cublasLtMatmulAlgo_t, cublasLtMatmulAlgoConfigAttributes_t as Config,
+    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Desc, cublasLtMatmulHeuristicResult_t,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Pref, cublasLtMatrixLayout_t, cublasStatus_t,
+    cudaDataType_t, libloading,
 };
-use cudarc::driver::CudaContext;
 
 pub(crate) use algo::*;
 pub(crate) use attributes::*;
 pub(crate) use call::*;
 pub(crate) use grouped::why_not_grouped;
+pub(crate) use handle::LtHandle;
 pub(crate) use types::*;
 
 use crate::error::{Error, Result};
@@ -148,73 +149,6 @@ fn status(answer: Answer<'_>) -> Result<Status> {
 fn report(call: &'static str, answer: Answer<'_>) {
     if let Err(error) = check(call, answer, || "a value going out of use".to_string()) {
         tracing::warn!(%error);
-    }
-}
-
-struct RawHandle {
-    raw: cublasLtHandle_t,
-    library: &'static Library,
-}
-
-impl RawHandle {
-    fn new(library: &'static Library) -> Result<Self> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: `raw` outlives the call, which writes one handle to it.
-        let answer = unsafe { library.api.cublasLtCreate(&mut raw) };
-        if status(answer)? == Status::NOT_INITIALIZED {
-            return Err(Error::NoGpu {
-                reason: format!("cuBLASLt {} cannot start here: {}", library.version, Status::NOT_INITIALIZED),
-                remedy: "check nvidia-smi: CUDA 13 libraries need driver 580 or newer, CUDA 12 libraries 525"
-                    .to_string(),
-            });
-        }
-        check("cublasLtCreate", answer, || format!("cuBLASLt {}", library.version))?;
-        Ok(Self { raw, library })
-    }
-}
-
-impl Drop for RawHandle {
-    fn drop(&mut self) {
-        // SAFETY: `raw` came from cublasLtCreate and is destroyed once; no call is under way, since none outlives `&self`.
-        report("cublasLtDestroy", unsafe { self.library.api.cublasLtDestroy(self.raw) });
-    }
-}
-
-/// A cuBLASLt handle of one GPU. It may move between threads, which use it one at a time.
-pub(crate) struct LtHandle {
-    handle: RawHandle,
-    context: Arc<CudaContext>,
-}
-
-// SAFETY: a handle is not tied to a thread; the context is bound to the calling thread in every call.
-unsafe impl Send for LtHandle {}
-
-impl LtHandle {
-    /// Finds and loads the library if this process has not done so.
-    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self> {
-        let library = library()?;
-        context.bind_to_thread().map_err(|e| driver("binding the context", e))?;
-        Ok(Self { handle: RawHandle::new(library)?, context: context.clone() })
-    }
-
-    pub(crate) fn version(&self) -> Version {
-        self.handle.library.version
-    }
-
-    fn bind(&self) -> Result<()> {
-        self.context.bind_to_thread().map_err(|e| driver("binding the context", e))
-    }
-
-    fn device(&self) -> String {
-        self.context.name().unwrap_or_else(|_| "an unnamed GPU".to_string())
-    }
-}
-
-impl Drop for LtHandle {
-    fn drop(&mut self) {
-        if let Err(error) = self.bind() {
-            tracing::warn!(%error, "destroying a cuBLASLt handle");
-        }
     }
 }
 

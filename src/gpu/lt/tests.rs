@@ -283,6 +283,6 @@ fn no_driver_is_no_gpu() {
         eprintln!("skipped: this machine has a CUDA driver");
         return;
     }
-    let Err(error) = RawHandle::new(library) else { panic!("a handle without a driver") };
+    let Err(error) = handle::RawHandle::new(library) else { panic!("a handle without a driver") };
     assert!(matches!(error, Error::NoGpu { .. }) && error.to_string().contains("driver 580"), "{error}");
 }

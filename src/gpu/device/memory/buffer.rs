@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut};
 
-use super::raw::is_capturing;
+use super::raw::{beside_captures, is_capturing};
 use super::{DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, check_context, driver};
 use crate::error::{Error, Result};
 use crate::gpu::device::graph::capturing_here;
@@ -285,7 +285,7 @@ impl Grave {
             }
         }
         // Within the turn: the free goes to the stream.
-        drop(owner);
+        beside_captures(|| drop(owner));
     }
 }
 

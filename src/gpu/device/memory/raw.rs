@@ -36,6 +36,27 @@ pub(in crate::gpu) fn is_capturing(stream: &CudaStream) -> bool {
     capture_state(stream) != CaptureState::None
 }
 
+/// Runs something that leaves streams as they are, such as a free on a stream that is not captured: a capture that this thread has begun on another one would have it
+/// refused otherwise, where it is neither ours nor relaxed.
+pub(super) fn beside_captures<T>(run: impl FnOnce() -> T) -> T {
+    struct Exchanged(sys::CUstreamCaptureMode);
+    impl Exchanged {
+        /// Swaps this thread's mode with the one that is kept here.
+        fn swap(&mut self) {
+            // SAFETY: the driver reads and writes one value, which outlives the call. Where it fails the mode stays as it is.
+            let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+        }
+    }
+    impl Drop for Exchanged {
+        fn drop(&mut self) {
+            self.swap();
+        }
+    }
+    let mut exchanged = Exchanged(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    exchanged.swap();
+    run()
+}
+
 /// Where the next work of a captured stream goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gpu) struct CapturePlace {
