@@ -172,7 +172,7 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 
     /// On how many streams products of slots run, 1 to 8, where each is one: the handle's, and others that it keeps, which begin behind what the handle's has and which that
-    /// waits for. Unless told, as many as such products fill the GPU together, 4 at the most, and one where a product alone does ([`GroupedGemmArgs::explain`] says why). Results are the same in
+    /// waits for. Unless told, as many as such products fill the GPU together, 8 at the most, and one where a product alone does ([`GroupedGemmArgs::explain`] says why). Results are the same in
     /// every bit. Each further stream costs scratch memory of the handle's, as much as a product needs, with its part of cuBLASLt's workspace. One launch runs on the handle's stream, whatever is
     /// said here.
     pub fn streams(self, streams: usize) -> Self {
