@@ -13,7 +13,7 @@ specification = importlib.util.spec_from_file_location("choices", SCRIPT)
 choices = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(choices)
 
-H100 = ("2026-11-26-nvidia-h100-formulations",)
+H100 = ("2026-11-27-nvidia-h100-formulations-2",)
 H200 = ("2026-11-23-nvidia-h200", "2026-11-23-nvidia-h200-fea77ce", "2026-11-24-nvidia-h200-4259385")
 TABLE = re.compile(r"^pub\(super\) const (\w+): &\[Measured<Row>\] = &\[\n(.*?)^\];", re.MULTILINE | re.DOTALL)
 
