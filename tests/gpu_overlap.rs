@@ -407,6 +407,23 @@ fn gradients_of_groups_lie_apart_from_what_they_read() {
     refusals(&handle, &names, 1, |at| call(at, true));
 }
 
+/// dW of one product a group, which runs beside those of other groups: apart from what all of them read.
+#[test]
+fn gradients_one_a_group_lie_apart_from_what_every_group_reads() {
+    let Some(handle) = handle() else { return };
+    let (slot, out, features) = (128, 128, 128);
+    let scheme = Scheme::Fp8Group1x128(F);
+    for streams in [1, 2] {
+        refusals(&handle, &["dY", "dY", "dY", "dY", "X", "X", "X", "X", "D"], 1, |at| {
+            let dy = [[0, 1], [2, 3]].map(|places| quant_matrix(at, &places, scheme, [out, slot]));
+            let x = [[4, 5], [6, 7]].map(|places| quant_matrix(at, &places, scheme, [features, slot]));
+            let mut dw = at(8, dy.len() * out * features * 4);
+            let dw = MatMut::new(&mut dw, DType::F32, dy.len() * out, features)?;
+            handle.grouped_weight_gradient(GroupedWeightGradient::new(&dy, &x, dw).streams(streams))
+        });
+    }
+}
+
 /// No address is needed for this: two who share the numbers of a layout may both write them.
 #[test]
 fn shared_numbers_of_layouts_are_written_by_one() {

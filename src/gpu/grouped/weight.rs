@@ -2,11 +2,12 @@
 
 use super::GroupedRows;
 use super::clamped::{check_clamped, count_clamped};
+use super::fit::check_apart;
 use super::whole::Whole;
 use crate::error::{Error, Result};
 use crate::format::{DType, Recipe};
 use crate::gpu::cast::quantize::QuantizeTo;
-use crate::gpu::device::memory::DeviceBytesMut;
+use crate::gpu::device::memory::{DeviceBytesMut, Span};
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::call::Spans;
 use crate::gpu::gemm::desc::GemmDesc;
@@ -173,6 +174,17 @@ pub(super) fn check_dw(dw: &MatMut<'_>, groups: usize, out: usize, features: usi
     Ok(())
 }
 
+/// Refuses a dW that overlaps what the product of another group still reads.
+fn check_apart_from_all(dw: &Span<'_>, dy: &[Spans<'_>], x: &[Spans<'_>]) -> Result<()> {
+    for (operand, all) in [("dY", dy), ("X", x)] {
+        for Spans { numbers, block_scales, scales } in all {
+            let read = [Some(numbers), block_scales.as_ref(), scales.as_ref()];
+            read.into_iter().flatten().try_for_each(|read| check_apart(operand, &[read], dw))?;
+        }
+    }
+    Ok(())
+}
+
 impl Slots<'_> {
     /// Rows of dW of each group.
     fn check(&self, dw: &MatMut<'_>, config: Option<Sm90Config>, counts: bool) -> Result<usize> {
@@ -232,6 +244,7 @@ impl Slots<'_> {
     fn enqueue(&self, handle: &Handle, dw: &mut MatMut<'_>, out: usize, streams: Option<usize>) -> Result<()> {
         let Self { dy, x } = self;
         let Some(desc) = self.desc_of_all(dw, out)? else {
+            self.check_dw_apart(handle, dw)?;
             return (0..dy.len()).try_for_each(|g| handle.scaled_gemm(self.one(dw, g, out)?));
         };
         let many = Many { count: dy.len(), streams, alpha: 1.0, beta: 1.0 };
@@ -248,11 +261,25 @@ impl Slots<'_> {
                 dy.iter().map(|dy| Spans::of_codes(dy, &order)).collect::<Result<Vec<_>>>()?,
                 x.iter().map(|x| Spans::of_b(x, &outline, &order)).collect::<Result<Vec<_>>>()?,
             );
+            let dw_bytes = dw.extent_bytes();
             let dw = dw.data_mut().at(&order)?;
+            check_apart_from_all(&dw.slice(0, dw_bytes), &dy, &x)?;
             plan.enqueue(handle, |g| {
                 Ok(Member { a: dy[g], b: x[g], d: dw.slice(g * slot_bytes, used_bytes), bias: None })
             })
         })
+    }
+
+    /// Before products that have a plan each, and look at nothing of it.
+    fn check_dw_apart(&self, handle: &Handle, dw: &mut MatMut<'_>) -> Result<()> {
+        let (order, bytes) = (handle.queue().order(), dw.extent_bytes());
+        let (mut dy, mut x) = (Vec::new(), Vec::new());
+        for (all, spans) in [(self.dy, &mut dy), (self.x, &mut x)] {
+            for q in all {
+                spans.push(Spans::from(q.read_in_order(&order)?));
+            }
+        }
+        check_apart_from_all(&dw.data_mut().at(&order)?.slice(0, bytes), &dy, &x)
     }
 
     fn one<'b>(&'b self, dw: &'b mut MatMut<'_>, g: usize, out: usize) -> Result<GemmArgs<'b>> {
@@ -312,5 +339,21 @@ impl Handle {
                 count_clamped(self, (whole.groups, &whole.rows), held, clamped.as_mut())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::device::memory::assert_apart;
+
+    /// On several streams the product of one group reads while that of another stores.
+    #[test]
+    fn dw_lies_apart_from_what_every_group_reads() {
+        let names: Vec<_> = [["dY"; 6], ["X"; 6]].concat().into_iter().chain(["D"]).collect();
+        assert_apart(&names, 1, 64, |at| {
+            let spans = |i| Spans { numbers: at[i], block_scales: Some(at[i + 1]), scales: Some(at[i + 2]) };
+            check_apart_from_all(&at[12], &[spans(0), spans(3)], &[spans(6), spans(9)])
+        });
     }
 }
