@@ -77,11 +77,18 @@ impl Fork<'_> {
 
     /// All of them, also where one fails: says the first failure.
     fn join_all(&mut self) -> Result<()> {
+        let sides = std::mem::take(&mut self.sides);
+        if sides.is_empty() {
+            return Ok(());
+        }
+        // An error of others that cudarc has kept would take the place of a join: the next call tells it.
+        let kept = self.queue.context().check_err();
         let mut joined = Ok(());
-        for side in std::mem::take(&mut self.sides) {
+        for side in sides {
             let one = side.join(self.queue);
             joined = joined.and(one);
         }
+        self.queue.context().record_err(kept);
         joined
     }
 }
