@@ -3,7 +3,7 @@
 use scaled_gemm::{
     Accumulate, Activation, DType, DeviceBuffer, Epilogue, Fp8Format, GemmDesc, GroupedGemmArgs, GroupedRows,
     GroupedWeightGradient, Handle, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Result, Scheme,
-    TuneTable, VecRef,
+    Sm90Config, TuneTable, VecRef,
 };
 
 use crate::common::*;
@@ -287,7 +287,7 @@ fn streams_are_explained_and_refused() {
         let fresh = required(Handle::new(0)).unwrap();
         let said = numbers.args(&operands, groups, &mut d, streams).unwrap().explain(&fresh).unwrap();
         assert!(said.contains("one product a slot, 9 of them") && said.contains("empty groups take as long"), "{said}");
-        assert!(said.contains(&format!("streams: {streams}: as asked")), "{said}");
+        assert!(said.contains(&format!("streams: {streams}: as asked;")), "{said}");
         let (before, _) = said.split_once(" bytes of the handle's scratch memory").expect("memory");
         let bytes: usize = before.rsplit(' ').next().unwrap().parse().unwrap();
         fresh.grouped_gemm(numbers.args(&operands, groups, &mut d, streams).unwrap()).unwrap();
@@ -296,7 +296,12 @@ fn streams_are_explained_and_refused() {
             // More streams than it has, or memory, it makes in no capture.
             let more = fresh.capture(|| fresh.grouped_gemm(numbers.args(&operands, groups, &mut d, 8)?));
             let text = more.map(drop).unwrap_err().to_string();
-            assert!(text.contains("making streams") && text.contains("once before the capture"), "{text}");
+            assert!(
+                text.contains("making streams")
+                    && text.contains("(7 beside the handle's; there are 1)")
+                    && text.contains("once before the capture"),
+                "{text}"
+            );
             fresh.trim_scratch().unwrap();
             let less = fresh.capture(|| fresh.grouped_gemm(numbers.args(&operands, groups, &mut d, 2)?));
             let text = less.map(drop).unwrap_err().to_string();
@@ -321,13 +326,18 @@ fn streams_are_explained_and_refused() {
     let target = MatMut::new(&mut d, DType::Bf16, groups * SLOT, OUT).unwrap();
     refused(
         handle.grouped_gemm(GroupedGemmArgs::new(a, b, groups, contiguous(), target).product_a_slot()),
-        &["the device alone knows", "slots"],
+        &["one product a slot of nvfp4 x nvfp4", "the device alone knows", "slots", "leave product_a_slot out"],
+    );
+    let config = Sm90Config::ALL[0];
+    refused(
+        handle.grouped_gemm(numbers.args(&operands, groups, &mut d, 2).unwrap().config(config)),
+        &["one product a slot", &config.to_string(), "leave one of the two out"],
     );
     let x = MatRef::new(&numbers.x, DType::Bf16, groups * SLOT, K).unwrap();
     let target = MatMut::new(&mut d, DType::Bf16, groups * SLOT, OUT).unwrap();
     refused(
         handle.grouped_gemm(GroupedGemmArgs::weight_only(x, b, groups, contiguous(), target).product_a_slot()),
-        &["one product a slot of a plain A"],
+        &["one product a slot of a plain A", "leave product_a_slot out"],
     );
 }
 

@@ -17,7 +17,9 @@ const UNSAID: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Lanes {
     streams: usize,
-    asked: bool,
+    asked: Option<usize>,
+    /// Products.
+    count: usize,
     /// How often one product fills the GPU.
     waves: f32,
     /// Bytes that a call needs.
@@ -36,9 +38,9 @@ fn by_rule(waves: f32) -> usize {
 pub(crate) fn check_streams(asked: Option<usize>) -> Result<()> {
     match asked {
         Some(streams) if !(1..=MOST_STREAMS).contains(&streams) => Err(Error::unsupported(
-            format!("{streams} streams of products"),
-            format!("one is the handle's own, and there may be {MOST_STREAMS}"),
-            format!("ask for 1 to {MOST_STREAMS}, or for none"),
+            format!("to run products of groups on {streams} streams"),
+            format!("the handle's own is the first of them, and {MOST_STREAMS} are the most"),
+            format!("ask for 1 to {MOST_STREAMS}, or leave streams out: as many as fill the GPU"),
         )),
         _ => Ok(()),
     }
@@ -54,7 +56,7 @@ impl Lanes {
 
     fn new(count: usize, asked: Option<usize>, waves: f32, [scratch, workspace]: [usize; 2]) -> Self {
         let streams = asked.unwrap_or_else(|| by_rule(waves)).clamp(1, MOST_STREAMS).min(count.max(1));
-        Self { streams, asked: asked.is_some(), waves, scratch, workspace }
+        Self { streams, asked, count, waves, scratch, workspace }
     }
 
     /// Streams beside that of the handle.
@@ -103,14 +105,17 @@ impl Lanes {
 
     /// Why, and what it costs.
     pub(crate) fn explain(&self) -> String {
-        let Self { streams, asked, waves, scratch, .. } = *self;
+        let Self { streams, asked, count, waves, scratch, .. } = *self;
         let workspace = self.workspace_bytes();
         let why = match (asked, streams) {
-            (true, _) => "as asked, and no more than products".to_string(),
-            (false, 1) if waves >= 1.0 => format!("a product alone fills the GPU, {waves:.2} times"),
-            (false, 1) if waves > 0.0 => "there is no more to run beside a product".to_string(),
-            (false, 1) => "how much of the GPU a product fills is not known".to_string(),
-            (false, _) => format!("a product fills {waves:.2} of the GPU"),
+            (Some(asked), _) if asked == streams => "as asked".to_string(),
+            (Some(asked), _) => format!("{asked} were asked for, more than there are products ({count})"),
+            (None, 1) if waves >= 1.0 => format!("a product alone fills the GPU, {waves:.2} times"),
+            (None, 1) if waves > 0.0 => "there is no more to run beside a product".to_string(),
+            (None, 1) => "how much of the GPU a product fills is not known".to_string(),
+            (None, _) if streams == count => format!("a product fills {waves:.2} of the GPU, and there are {count}"),
+            (None, MOST_STREAMS) => format!("a product fills {waves:.2} of the GPU, and {MOST_STREAMS} are the most"),
+            (None, _) => format!("a product fills {waves:.2} of the GPU"),
         };
         let all = self.bytes();
         let memory = match streams {
@@ -197,8 +202,12 @@ mod tests {
             (text(64, None, 0.26), ["streams: 4: a product fills 0.26 of the GPU", "; 4864 bytes of"]),
             (
                 text(64, Some(2), 3.0),
-                ["streams: 2: as asked", "1000 for each stream and 256 of workspace for each but"],
+                ["streams: 2: as asked;", "1000 for each stream and 256 of workspace for each but"],
             ),
+            (text(3, Some(8), 3.0), ["streams: 3: 8 were asked for", "products (3); "]),
+            (text(1, Some(4), 0.1), ["streams: 1: 4 were asked for", "products (1); 1000 bytes of"]),
+            (text(3, None, 0.1), ["streams: 3: a product fills 0.10 of the GPU", "and there are 3; "]),
+            (text(64, None, 0.05), ["streams: 8: a product fills 0.05 of the GPU", "and 8 are the most; "]),
         ] {
             assert!(words.iter().all(|word| text.contains(word)), "{text}");
         }

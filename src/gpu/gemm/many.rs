@@ -53,7 +53,10 @@ impl Handle {
         let done = self.with_plan(desc, b, |plan| {
             let lanes = Lanes::of(plan, many.count, many.streams);
             if lanes.sides() > sides.count() {
-                self.refuse_first_in_capture("making streams for products that run at once")?;
+                let (needed, there) = (lanes.sides(), sides.count());
+                self.refuse_first_in_capture(&format!(
+                    "making streams for products that run at once ({needed} beside the handle's; there are {there})"
+                ))?;
                 sides.reserve(self.queue(), lanes.sides())?;
             }
             self.reserve_scratch(lanes.bytes())?;

@@ -168,7 +168,7 @@ impl Handle {
             return run(plan);
         }
         drop(state);
-        self.refuse_first_in_capture("the first scaled_gemm of a problem, or of one that was forgotten,")?;
+        self.refuse_first_in_capture("the first product of a problem, or of one that was forgotten,")?;
         let mut plan = self.plan(desc)?;
         plan.make_ready(self, b)?;
         run(&mut plan)?;

@@ -32,17 +32,11 @@ impl<'a> GroupedGemmArgs<'a> {
     /// Which way the products go, of operands that fit together.
     pub(super) fn way(&self, handle: &Handle) -> Result<Way<'a>> {
         check_streams(self.streams)?;
+        self.check_product_a_slot()?;
         let Self { a, b, .. } = self;
         let a = match a {
             GroupedA::Quantized(a) => *a,
             GroupedA::Plain(a) => {
-                if self.a_product_a_slot {
-                    return Err(Error::unsupported(
-                        "one product a slot of a plain A",
-                        "groups of plain rows are multiplied in one launch, and that alone",
-                        "multiply them one by one with Handle::scaled_gemm, or leave it out",
-                    ));
-                }
                 let weights = few::served(handle, a, b)?;
                 if self.config.is_some() {
                     return Err(Error::unsupported(
@@ -94,6 +88,11 @@ impl<'a> GroupedGemmArgs<'a> {
                 self.check()?;
                 Ok(Way::Slots(a, reason))
             }
+            Some(why) if self.a_product_a_slot => Err(Error::unsupported(
+                format!("one product a slot of {} x {}", a.scheme(), b.scheme()),
+                why,
+                "leave product_a_slot out where one launch takes them",
+            )),
             Some(why) => Err(Error::Pair {
                 a: Operand::Quantized(a.scheme()),
                 b: b.scheme(),
@@ -104,6 +103,28 @@ impl<'a> GroupedGemmArgs<'a> {
         }
     }
 
+    /// Refuses beside the wish for one product a slot what belongs to one launch.
+    fn check_product_a_slot(&self) -> Result<()> {
+        if !self.a_product_a_slot {
+            return Ok(());
+        }
+        if let GroupedA::Plain(_) = self.a {
+            return Err(Error::unsupported(
+                "one product a slot of a plain A",
+                "groups of plain rows are multiplied in one launch, and that alone",
+                "multiply them one by one with Handle::scaled_gemm, or leave product_a_slot out",
+            ));
+        }
+        if let Some(config) = self.config {
+            return Err(Error::unsupported(
+                format!("the configuration {config} with one product a slot"),
+                "it is that of one launch, and products of slots are planned",
+                "leave one of the two out",
+            ));
+        }
+        Ok(())
+    }
+
     /// Refuses scales of groups, unless the way of the product reads them.
     fn check_scales(&self, are_read: bool) -> Result<()> {
         if are_read || self.scales.iter().all(Option::is_none) {
@@ -112,7 +133,12 @@ impl<'a> GroupedGemmArgs<'a> {
         Err(Error::unsupported(
             format!("a scale for each group of {} x {}", self.a.operand(), self.b.scheme()),
             "the kernels for sm_90 read it of fp8-tensor operands, in one launch of all groups",
-            "pass operands of fp8-row, each of whose rows has the scale of its group",
+            match self.a_product_a_slot {
+                true => {
+                    "leave product_a_slot out, or pass operands of fp8-row, each of whose rows has the scale of its group"
+                }
+                false => "pass operands of fp8-row, each of whose rows has the scale of its group",
+            },
         ))
     }
 
@@ -141,7 +167,8 @@ impl<'a> GroupedGemmArgs<'a> {
 }
 
 impl GroupedGemmArgs<'_> {
-    /// Which way the products go, what it costs in memory, and why.
+    /// Which way the products go, what it costs in memory, and why; of products of slots also on how many streams. Those it plans, which may reserve the scratch memory of one
+    /// ([`Handle::plan`]): not for graph capture.
     ///
     /// # Errors
     /// As [`Handle::grouped_gemm`].
@@ -151,7 +178,7 @@ impl GroupedGemmArgs<'_> {
         let why_not_the_librarys = why_not_grouped(handle.lt_version(), handle.device().compute_capability);
         match self.way(handle)? {
             Way::Launch(_, pair) => Ok(format!(
-                "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair; {why_not_the_librarys}",
+                "{what}\n  one launch of {}, on the handle's stream, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair; {why_not_the_librarys}",
                 self.chosen(pair, handle.device().sm_count as usize)
             )),
             Way::FewRows(_, config, dtype) => {
@@ -166,7 +193,7 @@ impl GroupedGemmArgs<'_> {
                     ),
                 };
                 Ok(format!(
-                    "{what}\n  one launch of small-m, {config}, by groups that the device knows; {before}; matrices of groups without rows are not read\n  because {because}; {why_not_the_librarys}"
+                    "{what}\n  one launch of small-m, {config}, on the handle's stream, by groups that the device knows; {before}; matrices of groups without rows are not read\n  because {because}; {why_not_the_librarys}"
                 ))
             }
             Way::Slots(a, reason) => {

@@ -110,7 +110,8 @@ impl<'a> GroupedWeightGradient<'a> {
         Self { config: Some(config), ..self }
     }
 
-    /// On how many streams one product a group runs, as [`GroupedGemmArgs::streams`](crate::GroupedGemmArgs::streams) says of slots. One launch runs on the handle's stream.
+    /// On how many streams the products of groups run where each is one, as [`GroupedGemmArgs::streams`](crate::GroupedGemmArgs::streams) says of slots: 1 to 8, as many as fill the GPU unless told. On the
+    /// handle's alone run, whatever is said here, one launch, and products of which some B [keeps values](QuantMatrix::keep_dequantized) or lies in an [order](QuantMatrix::repack) that others' do not.
     pub fn streams(self, streams: usize) -> Self {
         Self { streams: Some(streams), ..self }
     }
@@ -122,7 +123,8 @@ impl<'a> GroupedWeightGradient<'a> {
         Self { clamped: Some(clamped), ..self }
     }
 
-    /// Which way the products go, what it costs in memory, and why.
+    /// Which way the products go, what it costs in memory, and why; of one product a group also on how many streams. It plans one of those, which may reserve its scratch memory
+    /// ([`Handle::plan`]): not for graph capture.
     ///
     /// # Errors
     /// As [`Handle::grouped_weight_gradient`].
@@ -146,8 +148,10 @@ impl<'a> GroupedWeightGradient<'a> {
             }
             None => (
                 "one after the other on the handle's stream".to_string(),
-                "streams: 1: matrices keep values or lie in different ways, so that each has a plan of its own"
-                    .to_string(),
+                format!(
+                    "streams: 1: some matrices keep values or lie in an order that others do not, so that each has a plan of its own; {} bytes of the handle's scratch memory for the first",
+                    plan.scratch_bytes()
+                ),
             ),
         };
         Ok(format!(
@@ -316,13 +320,13 @@ impl Handle {
     }
 
     /// The gradients of all groups, added to dW: in one launch, or by the plan that [`Handle::scaled_gemm`] makes of one group, in the first call. Allocates
-    /// nothing and waits for nothing after that; safe inside graph capture then. One launch needs its kernels loaded and no more ([`Handle::load_kernels`] of
+    /// nothing and waits for nothing after that, on as many [streams](GroupedWeightGradient::streams) or fewer; safe inside graph capture then. One launch needs its kernels loaded and no more ([`Handle::load_kernels`] of
     /// [`KernelFamily::Sm90`](crate::KernelFamily::Sm90), with E5M2 codes [`KernelFamily::Sm90E5m2`](crate::KernelFamily::Sm90E5m2)). Of plans the handle keeps its 64 last used: where as many others came between, run it once more
     /// before a capture, which is refused otherwise.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together, another number of groups, and a dW or count that overlaps what is read; [`Error::Pair`] for one launch on another
-    /// GPU or of other schemes; [`Error::Unsupported`] for a configuration of one product a group, or a count of clamped ones; those of [`Handle::scaled_gemm`].
+    /// GPU or of other schemes; [`Error::Unsupported`] for a configuration of one product a group, or a count of clamped ones, for other than 1 to 8 [streams](GroupedWeightGradient::streams), and in a capture for a plan, streams or memory that an earlier call did not make; those of [`Handle::scaled_gemm`].
     pub fn grouped_weight_gradient(&self, of: GroupedWeightGradient<'_>) -> Result<()> {
         let GroupedWeightGradient { of, mut dw, config, expected_rows, streams, mut clamped } = of;
         check_streams(streams)?;

@@ -97,7 +97,7 @@ impl Whole<'_> {
         let pair = self.check(handle, dw, config)?;
         let &Self { dy, x, groups, .. } = self;
         Ok(format!(
-            "{groups} groups along k of {} rows, dW of {} x {} each\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time, others as long as their rows\n  because our kernels for sm_90 serve {} x {}; {}",
+            "{groups} groups along k of {} rows, dW of {} x {} each\n  one launch of {}, on the handle's stream, by groups that the device knows; no scratch memory; empty groups take no time, others as long as their rows\n  because our kernels for sm_90 serve {} x {}; {}",
             dy.cols(),
             dy.rows(),
             x.rows(),
