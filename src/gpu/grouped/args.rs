@@ -166,15 +166,20 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 
     /// One product a slot, also where one launch would take all of them: by the plan of a slot's product, whose choice a record or a tuning table decides
-    /// ([`Handle::set_tuning`](crate::Handle::set_tuning)). Of slots of a multiple of 128 rows, quantized, without scales of groups; others are refused.
+    /// ([`Handle::set_tuning`](crate::Handle::set_tuning)), to compare the two or where it was measured as faster. Counts are not read then, and an empty slot takes as long as a full one. Of slots
+    /// of a multiple of 128 rows, quantized, not by 1x128 scales on either side, without scales of groups and a [configuration](Self::config); others are refused.
     pub fn product_a_slot(self) -> Self {
         Self { a_product_a_slot: true, ..self }
     }
 
-    /// On how many streams products of slots run, 1 to 8, where each is one: the handle's, and others that it keeps, which begin behind what the handle's has and which that
-    /// waits for. Unless told, as many as such products fill the GPU together, 8 at the most, and one where a product alone does ([`GroupedGemmArgs::explain`] says why). Results are the same in
-    /// every bit. Each further stream costs scratch memory of the handle's, as much as a product needs, with its part of cuBLASLt's workspace. One launch runs on the handle's stream, whatever is
-    /// said here.
+    /// On how many streams the products run where each slot is one, 1 to 8, and no more than there are slots; other numbers are refused. The first is the handle's, the others it makes, with the default priority, and
+    /// keeps: they begin behind what the handle's stream has, and that goes on behind them, also in a captured graph, so that whoever waits for the handle's stream waits for all. Results are the same in every bit.
+    ///
+    /// Unless told, as many as such products fill the GPU together, 8 at the most, and one where a product alone fills it ([`GroupedGemmArgs::explain`] says how many and why). Ask for 1 where memory is short, or
+    /// where work on other streams of yours should run beside this.
+    ///
+    /// Each further stream costs scratch memory of the handle's, as much as a product needs, and the workspace that its algorithm takes (`docs/memory.md` has the sum). The first call on so many streams
+    /// allocates both, and is refused in a capture; those after it allocate nothing. The host waits for no call. One launch of all groups runs on the handle's stream, whatever is said here.
     pub fn streams(self, streams: usize) -> Self {
         Self { streams: Some(streams), ..self }
     }

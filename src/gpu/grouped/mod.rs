@@ -42,7 +42,7 @@ impl Handle {
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`](crate::KernelFamily::Sm90), [`KernelFamily::Sm90E5m2`](crate::KernelFamily::Sm90E5m2) for E5M2 codes on one side, or [`KernelFamily::SmallMGroups`](crate::KernelFamily::SmallMGroups) for a plain A or one with block scales, and [`KernelFamily::Grouped`](crate::KernelFamily::Grouped) where
     /// [`GroupedGemmArgs::clamped`] is given) one launch allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
     /// counts at each launch. The first call with an A that is dequantized may allocate scratch memory
-    /// and load its scheme's family, and products of slots are planned at theirs, as those of [`Handle::scaled_gemm`] are, and their streams made: call it once before a capture, with the same operands' shapes.
+    /// and load its scheme's family, and products of slots are planned at theirs, as those of [`Handle::scaled_gemm`] are, and their streams made: call it once before a capture, with the same operands' shapes, and as many groups and [streams](GroupedGemmArgs::streams). Then these allocate nothing and wait for nothing, too.
     ///
     /// ```no_run
     /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, Recipe, Result, Scheme};
@@ -60,7 +60,8 @@ impl Handle {
     ///
     /// # Errors
     /// [`Error::Pair`] for pairs that neither way takes on this GPU; [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together, or overlaps;
-    /// [`Error::Unsupported`] for operands of two bases or of another GPU, and in a capture for kernels that are not loaded and borrowed memory;
+    /// [`Error::Unsupported`] for operands of two bases or of another GPU, for other than 1 to 8 [streams](GroupedGemmArgs::streams), for [one product a slot](GroupedGemmArgs::product_a_slot) that cannot be, and in a capture for kernels that are not loaded, borrowed memory, and a plan, streams
+    /// or scratch memory that an earlier call did not make;
     /// [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         let way = args.way(self)?;
