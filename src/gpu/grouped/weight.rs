@@ -111,7 +111,7 @@ impl<'a> GroupedWeightGradient<'a> {
     }
 
     /// On how many streams the products of groups run where each is one, as [`GroupedGemmArgs::streams`](crate::GroupedGemmArgs::streams) says of slots: 1 to 8, as many as fill the GPU unless told. On the
-    /// handle's alone run, whatever is said here, one launch, and products of which some B [keeps values](QuantMatrix::keep_dequantized) or lies in an [order](QuantMatrix::repack) that others' do not.
+    /// handle's alone run, whatever is said here, one launch, and products of which some X [keeps values](QuantMatrix::keep_dequantized) or lies in an [order](QuantMatrix::repack), as others do not.
     pub fn streams(self, streams: usize) -> Self {
         Self { streams: Some(streams), ..self }
     }
