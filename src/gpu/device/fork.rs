@@ -29,6 +29,11 @@ impl Sides {
         self.sides.len()
     }
 
+    #[cfg(test)]
+    pub(crate) fn streams(&self) -> impl Iterator<Item = &cudarc::driver::CudaStream> {
+        self.sides.iter().map(|side| &*side.queue.stream)
+    }
+
     /// Makes them at least so many, beside this queue. Not while it is captured.
     pub(crate) fn reserve(&mut self, queue: &Queue, count: usize) -> Result<()> {
         let event = || queue.context().new_event(None).map_err(|e| driver("creating an event", e));

@@ -24,7 +24,7 @@ const NVRTC: Search = Search {
 
 /// Every function of the driver that this crate calls, itself or through cudarc, which looks each up at its first call and
 /// panics without it. All are in the driver of CUDA 12.4.
-const DRIVER_FUNCTIONS: [&str; 51] = [
+const DRIVER_FUNCTIONS: [&str; 54] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -69,12 +69,15 @@ const DRIVER_FUNCTIONS: [&str; 51] = [
     "cuPointerGetAttributes",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",
+    "cuStreamCreateWithPriority",
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
+    "cuStreamGetPriority",
     "cuStreamIsCapturing",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
     "cuTensorMapEncodeTiled",
+    "cuThreadExchangeStreamCaptureMode",
     "cuGetProcAddress_v2",
 ];
 

@@ -91,7 +91,7 @@ impl Queue {
                 "use a stream of its own: CudaContext::new_stream, in candle Device::new_cuda_with_stream",
             ));
         }
-        let idle = UncountedStream::new(stream.context())?;
+        let idle = UncountedStream::beside(&stream)?;
         let (tracking, id, first) = Tracking::register(&stream)?;
         let serial = next_serial();
         let (log, private) = (RefCell::new(None), RefCell::new(Vec::new()));
@@ -101,7 +101,7 @@ impl Queue {
     /// A stream of its own for parts of this queue's work ([`Sides`](super::fork::Sides)), which others do not see: uses of memory are this queue's, so that
     /// no [order](Queue::order) is asked of it, and a context with one stream of its caller's stays one.
     pub(super) fn beside(&self) -> Result<Self> {
-        let idle = UncountedStream::new(self.context())?;
+        let idle = UncountedStream::beside(&self.stream)?;
         let (stream, tracking, serial) = (idle.stream().clone(), self.tracking.clone(), next_serial());
         let (log, private, chains) = (RefCell::new(None), RefCell::default(), Cell::new(0));
         Ok(Self { stream, id: self.id, serial, idle, tracking, first: None, log, private, chains })

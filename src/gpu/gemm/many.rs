@@ -122,7 +122,7 @@ mod tests {
     use crate::error::Error;
     use crate::format::{Recipe, Scheme};
     use crate::gpu::device::graph::CapturedGraph;
-    use crate::gpu::device::memory::DeviceBuffer;
+    use crate::gpu::device::memory::{DeviceBuffer, raw};
     use crate::reference::{self, Noise};
 
     const COUNT: usize = 6;
@@ -140,6 +140,20 @@ mod tests {
                 None
             }
             Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// What is urgent on the handle's stream is as urgent beside it.
+    #[test]
+    fn further_streams_have_the_priority_of_the_handles() {
+        let Some(first) = gpu() else { return };
+        let context = first.stream().context();
+        for priority in [0, -1] {
+            let handle = Handle::from_stream(context.new_stream_with_priority(priority).unwrap()).unwrap();
+            let mut sides = Sides::default();
+            sides.reserve(handle.queue(), 2).unwrap();
+            let found: Vec<_> = sides.streams().map(|stream| raw::priority(stream).unwrap()).collect();
+            assert_eq!(found, [priority; 2]);
         }
     }
 

@@ -172,7 +172,7 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { a_product_a_slot: true, ..self }
     }
 
-    /// On how many streams the products run where each slot is one, 1 to 8, others are refused; of more than there are slots as many as those are taken. The first is the handle's, the others it makes, with the default priority, and
+    /// On how many streams the products run where each slot is one, 1 to 8, others are refused; of more than there are slots as many as those are taken. The first is the handle's, the others it makes, with the priority of that one, and
     /// keeps: they begin behind what the handle's stream has, and that goes on behind them, also in a captured graph, so that whoever waits for the handle's stream waits for all. Results are the same in every bit.
     ///
     /// Unless told, as many as such products fill the GPU together, 8 at the most, and one where a product alone fills it ([`GroupedGemmArgs::explain`] says how many and why). Ask for 1 where memory is short, or

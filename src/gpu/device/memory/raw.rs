@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{CUstream_flags_enum::CU_STREAM_NON_BLOCKING, CUstreamCaptureStatus_enum as CaptureStatus};
-use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
+use cudarc::driver::{CudaGraph, CudaStream, sys};
 
 use super::{Element, Span, driver};
 use crate::error::{Error, Result};
@@ -115,17 +115,28 @@ pub(in crate::gpu) fn capture_place(stream: &CudaStream) -> Option<CapturePlace>
     Some(CapturePlace { capture, after })
 }
 
+/// How soon a stream's blocks are dispatched: lower numbers come first.
+pub(in crate::gpu) fn priority(stream: &CudaStream) -> Result<i32> {
+    let mut priority = 0;
+    // SAFETY: the stream is alive (borrowed), and the driver writes one number to `priority`, which outlives the call.
+    let asked = unsafe { sys::cuStreamGetPriority(stream.cu_stream(), &mut priority) };
+    asked.result().map_err(|e| driver("asking for a stream's priority", e))?;
+    Ok(priority)
+}
+
 /// A stream that cudarc does not count, so that a context with one stream of its caller's stays in cudarc's single-stream mode.
 pub(in crate::gpu) struct UncountedStream {
     stream: Arc<CudaStream>,
 }
 
 impl UncountedStream {
-    pub(in crate::gpu) fn new(context: &Arc<CudaContext>) -> Result<Self> {
+    /// In the context of this stream, with its priority.
+    pub(in crate::gpu) fn beside(stream: &CudaStream) -> Result<Self> {
+        let (context, priority) = (stream.context(), priority(stream)?);
         context.bind_to_thread().map_err(|e| driver("binding the context", e))?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the context is bound to this thread, and the driver writes one stream to `raw`.
-        let created = unsafe { sys::cuStreamCreate(&mut raw, CU_STREAM_NON_BLOCKING as u32) };
+        let created = unsafe { sys::cuStreamCreateWithPriority(&mut raw, CU_STREAM_NON_BLOCKING as u32, priority) };
         created.result().map_err(|e| driver("creating a stream", e))?;
         // SAFETY: the stream was made in this context just now, and only this value destroys it. Work on it other than events is between a fork
         // and a join of another stream, and the driver keeps what it needs of a destroyed stream until its work is done (documented).
@@ -145,7 +156,7 @@ impl Drop for UncountedStream {
             tracing::debug!("a stream that belongs to a capture of others stays");
             return;
         }
-        // SAFETY: made by `new`, destroyed once; who shares `stream` is dropped with this value (a queue's field), so that nothing uses it afterwards.
+        // SAFETY: made by `beside`, destroyed once; who shares `stream` is dropped with this value (a queue's field), so that nothing uses it afterwards.
         context.record_err(unsafe { sys::cuStreamDestroy_v2(self.stream.cu_stream()) }.result());
     }
 }
