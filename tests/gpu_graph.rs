@@ -208,7 +208,7 @@ fn what_cannot_be_captured_is_refused_and_does_no_harm() {
         tried("asking what is supported", handle.supports(&desc).map(drop));
         let args = other.args(&ops, &extras, &case);
         tried("autotuning", plan.autotune(&handle, args, &TuneOptions::default()).map(drop));
-        tried("scaled_gemm", handle.scaled_gemm(other.args(&ops, &extras, &case)));
+        tried("the first product", handle.scaled_gemm(other.args(&ops, &extras, &case)));
         tried("allocating a QuantMatrix", handle.quantize(&x, Recipe::new(vec)).map(drop));
         tried("allocating a QuantMatrix", QuantMatrix::from_host(&handle, &ops.host_a).map(drop));
         tried("reading device memory", ops.a.to_host(&handle).map(drop));

@@ -307,10 +307,12 @@ mod tests {
             let desc = GemmDesc::new(m, n, 7168, row, row, DType::Bf16).with_accumulation(Accumulation::Fast);
             assert_eq!(first(desc), fastest, "m = {m}, n = {n}");
         }
-        // Each card has rows of its own: ours is not the faster one at m = 128 on an H100 (`2026-11-26-nvidia-h100-formulations`), and is at 512, with newer kernels.
-        let on = |facts, m| preference_for_any_m(&GemmDesc::new(m, 4096, 7168, vec, blk, DType::Bf16), facts).0[0];
-        assert_eq!([H200, H100].map(|facts| on(facts, 256)), [Sm90; 2]);
-        assert_eq!([H200, H100].map(|facts| on(facts, 128)), [Sm90, RepeatedScales]);
-        assert_eq!([H200, H100].map(|facts| on(facts, 512)), [Native, Sm90]);
+        // Each card has rows of its own: those of an H100 are of newer kernels (`2026-11-27-nvidia-h100-formulations-2`).
+        let on = |n, m| {
+            [H200, H100]
+                .map(|facts| preference_for_any_m(&GemmDesc::new(m, n, 7168, vec, blk, DType::Bf16), facts).0[0])
+        };
+        assert_eq!([128, 256, 512].map(|m| on(4096, m)), [[Sm90; 2], [Sm90; 2], [Native; 2]]);
+        assert_eq!([512, 768].map(|m| on(2112, m)), [[Sm90; 2], [Native, Sm90]]);
     }
 }
