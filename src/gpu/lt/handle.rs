@@ -1,6 +1,6 @@
 //! [`LtHandle`]: a cuBLASLt handle of one GPU.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cublaslt_sys::cublasLtHandle_t;
 use cudarc::driver::CudaContext;
@@ -21,8 +21,9 @@ pub(super) struct RawHandle {
 // SAFETY: the library ties a handle to no thread.
 unsafe impl Send for RawHandle {}
 
-/// What was dropped, for who asks next in the same context. A context that is gone takes what was made in it along.
-static SPARE: Mutex<Vec<(Weak<CudaContext>, RawHandle)>> = Mutex::new(Vec::new());
+/// What was dropped, for who asks next in the same context, through whatever object of cudarc's: each program's own has the GPU's primary context. The object that it was made with
+/// is never dropped, so that the context's address stays its own.
+static SPARE: Mutex<Vec<(Arc<CudaContext>, RawHandle)>> = Mutex::new(Vec::new());
 
 impl RawHandle {
     pub(super) fn new(library: &'static Library) -> Result<Self> {
@@ -40,17 +41,18 @@ impl RawHandle {
         Ok(Self { raw, library })
     }
 
-    fn spare(context: &Arc<CudaContext>) -> Option<Self> {
+    fn spare(context: &CudaContext) -> Option<(Arc<CudaContext>, Self)> {
         let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
-        spare.retain(|(of, _)| of.strong_count() > 0);
-        let place = spare.iter().position(|(of, _)| std::ptr::eq(of.as_ptr(), Arc::as_ptr(context)))?;
-        Some(spare.swap_remove(place).1)
+        let place = spare.iter().position(|(home, _)| home.cu_ctx() == context.cu_ctx())?;
+        Some(spare.swap_remove(place))
     }
 }
 
 /// A cuBLASLt handle of one GPU. It may move between threads, which use it one at a time.
 pub(crate) struct LtHandle {
     pub(super) handle: RawHandle,
+    /// What the handle was made with.
+    home: Arc<CudaContext>,
     pub(super) context: Arc<CudaContext>,
 }
 
@@ -59,8 +61,11 @@ impl LtHandle {
     pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self> {
         let library = library()?;
         context.bind_to_thread().map_err(|e| driver("binding the context", e))?;
-        let handle = RawHandle::spare(context).map_or_else(|| RawHandle::new(library), Ok)?;
-        Ok(Self { handle, context: context.clone() })
+        let (home, handle) = match RawHandle::spare(context) {
+            Some(spare) => spare,
+            None => (context.clone(), RawHandle::new(library)?),
+        };
+        Ok(Self { handle, home, context: context.clone() })
     }
 
     pub(crate) fn version(&self) -> Version {
@@ -78,6 +83,6 @@ impl LtHandle {
 
 impl Drop for LtHandle {
     fn drop(&mut self) {
-        SPARE.lock().unwrap_or_else(PoisonError::into_inner).push((Arc::downgrade(&self.context), self.handle));
+        SPARE.lock().unwrap_or_else(PoisonError::into_inner).push((self.home.clone(), self.handle));
     }
 }

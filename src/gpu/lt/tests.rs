@@ -286,3 +286,22 @@ fn no_driver_is_no_gpu() {
     let Err(error) = handle::RawHandle::new(library) else { panic!("a handle without a driver") };
     assert!(matches!(error, Error::NoGpu { .. }) && error.to_string().contains("driver 580"), "{error}");
 }
+
+/// Each with an object of its own for the one context, as programs on cudarc have. (What was dropped with such an object was never used again.)
+#[test]
+fn handles_that_were_dropped_are_used_again() {
+    use cudarc::driver::CudaContext;
+    let driver = keep_loaded(&Candidate::Name("libcuda.so.1".into()), &[]).is_ok();
+    if found().is_none() || !driver || !CudaContext::device_count().is_ok_and(|count| count > 0) {
+        eprintln!("skipped: no GPU, or no cuBLASLt");
+        return;
+    }
+    // More than other threads' tests hold at once.
+    let most = 256;
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..most {
+        let context = CudaContext::new(0).unwrap();
+        seen.insert(LtHandle::new(&context).unwrap().handle.raw as usize);
+    }
+    assert!(seen.len() < most, "each of {most} was made anew");
+}
