@@ -30,6 +30,7 @@ use scaled_gemm::{
 };
 
 const MODES: [CUstreamCaptureMode; 2] = [THREAD_LOCAL, RELAXED];
+const ALL_MODES: [CUstreamCaptureMode; 3] = [THREAD_LOCAL, RELAXED, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL];
 
 fn is_captured(stream: &CudaStream) -> bool {
     stream.capture_status().unwrap() != CU_STREAM_CAPTURE_STATUS_NONE
@@ -88,7 +89,7 @@ fn takes_several_streams(modes: [CUstreamCaptureMode; 3]) {
 
 #[test]
 fn a_foreign_capture_takes_several_streams() {
-    alone(|| takes_several_streams([THREAD_LOCAL, RELAXED, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL]));
+    alone(|| takes_several_streams(ALL_MODES));
 }
 
 // What a graph was captured from is gone.
@@ -168,7 +169,7 @@ fn a_foreign_graph_outlives_its_handle() {
 #[test]
 fn handles_that_are_dropped_meanwhile_leave_a_capture_whole() {
     alone(|| {
-        for mode in MODES {
+        for mode in ALL_MODES {
             for elsewhere in [false, true] {
                 let Some((handle, mut call, _, want)) = ready(Kind::Scratch) else { return };
                 let (on_its_stream, other) =
@@ -187,6 +188,40 @@ fn handles_that_are_dropped_meanwhile_leave_a_capture_whole() {
                 fill(&handle, &mut d);
                 graph.launch().unwrap();
                 assert!(handle.read_bytes(&d.view()).unwrap() == want, "{mode:?}, elsewhere: {elsewhere}");
+            }
+        }
+    });
+}
+
+/// The default stream waits for blocking ones, so that a free on it would break a capture of those: it comes when that has ended.
+#[test]
+fn buffers_of_the_default_stream_leave_a_capture_of_a_blocking_one_whole() {
+    alone(|| {
+        let Some(first) = handle() else { return };
+        let context = first.stream().context().clone();
+        let handle = Handle::from_stream(context.default_stream()).unwrap();
+        for mode in ALL_MODES {
+            for elsewhere in [false, true] {
+                let mut raw = std::ptr::null_mut();
+                context.bind_to_thread().unwrap();
+                // SAFETY: the context is bound, and the driver writes one stream to `raw`.
+                unsafe { sys::cuStreamCreate(&mut raw, sys::CUstream_flags_enum::CU_STREAM_DEFAULT as u32) }
+                    .result()
+                    .unwrap();
+                // SAFETY: it was made in this context, and lives to the end of this round.
+                let blocking = unsafe { context.wrap_borrowed_stream(raw) };
+                let buffer = handle.upload(&[1u8; 1 << 20]).unwrap();
+                handle.synchronize().unwrap();
+                blocking.begin_capture(mode).unwrap();
+                if elsewhere {
+                    std::thread::spawn(move || drop(buffer)).join().unwrap();
+                } else {
+                    drop(buffer);
+                }
+                let ended = blocking.end_capture(sys::CUgraphInstantiate_flags(0));
+                assert!(ended.is_ok(), "{mode:?}, elsewhere: {elsewhere}: {:?}", ended.err());
+                // SAFETY: made above, and nothing uses it afterwards.
+                unsafe { sys::cuStreamDestroy_v2(raw) }.result().unwrap();
             }
         }
     });

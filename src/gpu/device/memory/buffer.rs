@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut};
 
-use super::raw::{beside_captures, is_capturing};
+use super::raw::{beside_captures, is_capturing, is_held_by_a_capture};
 use super::{DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, check_context, driver};
 use crate::error::{Error, Result};
 use crate::gpu::device::graph::capturing_here;
@@ -268,11 +268,21 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 impl Grave {
     /// Gives the memory back in the order of its stream, after every use; or, while that stream is captured, later.
     fn bury(self) {
-        let tracking = Tracking::of(self.home.context());
+        let context = self.home.context().clone();
+        let tracking = Tracking::of(&context);
         // No capture begins during a turn.
         let _turn = tracking.turn();
-        if capturing_here() || is_capturing(&self.home) {
-            // A free inside a capture would become a part of the graph.
+        // An error that cudarc has kept would take the place of a call: the next one tells it.
+        let kept = context.check_err();
+        // The default stream is that of the bound context, and cudarc's free binds none.
+        context.record_err(context.bind_to_thread());
+        self.bury_in_turn();
+        context.record_err(kept);
+    }
+
+    fn bury_in_turn(self) {
+        if capturing_here() || is_held_by_a_capture(&self.home) {
+            // A free inside a capture would become a part of the graph, or break it.
             let mut graves = GRAVES.lock().unwrap_or_else(PoisonError::into_inner);
             graves.push(self);
             return WAITING.store(graves.len(), Ordering::Release);

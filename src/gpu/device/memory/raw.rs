@@ -36,24 +36,34 @@ pub(in crate::gpu) fn is_capturing(stream: &CudaStream) -> bool {
     capture_state(stream) != CaptureState::None
 }
 
+/// Whether a capture bears no work on a stream beside it: of the stream itself, or, where that is the legacy default stream, of one that waits for it. The stream's context is bound.
+pub(super) fn is_held_by_a_capture(stream: &CudaStream) -> bool {
+    let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream is alive (borrowed), and the driver writes one value to `status`, which outlives the call. It breaks no capture.
+    let answer = unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &mut status) };
+    match answer {
+        sys::CUresult::CUDA_SUCCESS => status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        other => other == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+    }
+}
+
 /// Runs something that leaves streams as they are, such as a free on a stream that is not captured: a capture that this thread has begun on another one would have it
 /// refused otherwise, where it is neither ours nor relaxed.
 pub(super) fn beside_captures<T>(run: impl FnOnce() -> T) -> T {
-    struct Exchanged(sys::CUstreamCaptureMode);
-    impl Exchanged {
-        /// Swaps this thread's mode with the one that is kept here.
-        fn swap(&mut self) {
-            // SAFETY: the driver reads and writes one value, which outlives the call. Where it fails the mode stays as it is.
-            let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
-        }
+    use sys::CUstreamCaptureMode as Mode;
+    /// Sets this thread's mode, and says which it was; `None` where that failed and nothing is to be set back.
+    fn exchange(mut mode: Mode) -> Option<Mode> {
+        // SAFETY: the driver reads and writes one value, which outlives the call.
+        let exchanged = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        (exchanged == sys::CUresult::CUDA_SUCCESS).then_some(mode)
     }
-    impl Drop for Exchanged {
+    struct Restored(Option<Mode>);
+    impl Drop for Restored {
         fn drop(&mut self) {
-            self.swap();
+            self.0.and_then(exchange);
         }
     }
-    let mut exchanged = Exchanged(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-    exchanged.swap();
+    let _restored = Restored(exchange(Mode::CU_STREAM_CAPTURE_MODE_RELAXED));
     run()
 }
 
@@ -117,6 +127,8 @@ pub(in crate::gpu) fn capture_place(stream: &CudaStream) -> Option<CapturePlace>
 
 /// How soon a stream's blocks are dispatched: lower numbers come first.
 pub(in crate::gpu) fn priority(stream: &CudaStream) -> Result<i32> {
+    // The legacy default stream is that of the bound context.
+    stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
     let mut priority = 0;
     // SAFETY: the stream is alive (borrowed), and the driver writes one number to `priority`, which outlives the call.
     let asked = unsafe { sys::cuStreamGetPriority(stream.cu_stream(), &mut priority) };
@@ -133,9 +145,8 @@ impl UncountedStream {
     /// In the context of this stream, with its priority.
     pub(in crate::gpu) fn beside(stream: &CudaStream) -> Result<Self> {
         let (context, priority) = (stream.context(), priority(stream)?);
-        context.bind_to_thread().map_err(|e| driver("binding the context", e))?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the context is bound to this thread, and the driver writes one stream to `raw`.
+        // SAFETY: asking for the priority has bound the context to this thread, and the driver writes one stream to `raw`.
         let created = unsafe { sys::cuStreamCreateWithPriority(&mut raw, CU_STREAM_NON_BLOCKING as u32, priority) };
         created.result().map_err(|e| driver("creating a stream", e))?;
         // SAFETY: the stream was made in this context just now, and only this value destroys it. Work on it other than events is between a fork
