@@ -155,6 +155,10 @@ mod tests {
             let found: Vec<_> = sides.streams().map(|stream| raw::priority(stream).unwrap()).collect();
             assert_eq!(found, [priority; 2]);
         }
+        // The default stream is asked in a thread that no context is bound to.
+        let (handle, mut sides) = (Handle::from_stream(context.default_stream()).unwrap(), Sides::default());
+        sides.reserve(handle.queue(), 1).unwrap();
+        std::thread::spawn(move || sides.reserve(handle.queue(), 2)).join().unwrap().unwrap();
     }
 
     /// Captures until no other thread's test has broken it.
