@@ -200,29 +200,21 @@ fn buffers_of_the_default_stream_leave_a_capture_of_a_blocking_one_whole() {
         let Some(first) = handle() else { return };
         let context = first.stream().context().clone();
         let handle = Handle::from_stream(context.default_stream()).unwrap();
-        for mode in ALL_MODES {
-            for elsewhere in [false, true] {
-                let mut raw = std::ptr::null_mut();
-                context.bind_to_thread().unwrap();
-                // SAFETY: the context is bound, and the driver writes one stream to `raw`.
-                unsafe { sys::cuStreamCreate(&mut raw, sys::CUstream_flags_enum::CU_STREAM_DEFAULT as u32) }
-                    .result()
-                    .unwrap();
-                // SAFETY: it was made in this context, and lives to the end of this round.
-                let blocking = unsafe { context.wrap_borrowed_stream(raw) };
-                let buffer = handle.upload(&[1u8; 1 << 20]).unwrap();
-                handle.synchronize().unwrap();
-                blocking.begin_capture(mode).unwrap();
-                if elsewhere {
-                    std::thread::spawn(move || drop(buffer)).join().unwrap();
-                } else {
-                    drop(buffer);
-                }
-                let ended = blocking.end_capture(sys::CUgraphInstantiate_flags(0));
-                assert!(ended.is_ok(), "{mode:?}, elsewhere: {elsewhere}: {:?}", ended.err());
-                // SAFETY: made above, and nothing uses it afterwards.
-                unsafe { sys::cuStreamDestroy_v2(raw) }.result().unwrap();
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: making the handle has bound the context, and the driver writes one stream to `raw`.
+        unsafe { sys::cuStreamCreate(&mut raw, 0) }.result().unwrap();
+        // SAFETY: it was made in this context, and is never destroyed.
+        let blocking = unsafe { context.wrap_borrowed_stream(raw) };
+        for (mode, elsewhere) in ALL_MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+            let buffer = handle.upload(&[1u8; 1 << 20]).unwrap();
+            handle.synchronize().unwrap();
+            blocking.begin_capture(mode).unwrap();
+            match elsewhere {
+                true => std::thread::spawn(|| drop(buffer)).join().unwrap(),
+                false => drop(buffer),
             }
+            let ended = blocking.end_capture(sys::CUgraphInstantiate_flags(0));
+            assert!(ended.is_ok(), "{mode:?}, elsewhere: {elsewhere}: {:?}", ended.err());
         }
     });
 }
