@@ -293,7 +293,11 @@ fn handles_that_were_dropped_are_used_again() {
     use cudarc::driver::CudaContext;
     let driver = keep_loaded(&Candidate::Name("libcuda.so.1".into()), &[]).is_ok();
     if found().is_none() || !driver || !CudaContext::device_count().is_ok_and(|count| count > 0) {
-        eprintln!("skipped: no GPU, or no cuBLASLt");
+        assert!(
+            std::env::var_os("SCALED_GEMM_REQUIRE_GPU").is_none_or(|v| v != "1"),
+            "SCALED_GEMM_REQUIRE_GPU=1, and no GPU or no cuBLASLt"
+        );
+        println!("skipped: no GPU, or no cuBLASLt");
         return;
     }
     // More than other threads' tests hold at once.
