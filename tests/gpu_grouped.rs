@@ -2,6 +2,8 @@
 //! orders, gradients of activations; gaps are neither read nor written; what a device's numbers may say, and launches that find others.
 #![cfg(feature = "cuda")]
 
+#[path = "gpu_grouped/captured_gradients.rs"]
+mod captured_gradients;
 mod common;
 #[path = "gpu_grouped/delayed.rs"]
 mod delayed;

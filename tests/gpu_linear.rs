@@ -11,6 +11,8 @@ mod foreign;
 mod hazards;
 #[path = "common/linear.rs"]
 mod linear;
+#[path = "gpu_linear/refreshed.rs"]
+mod refreshed;
 #[path = "gpu_linear/signal.rs"]
 mod signal;
 

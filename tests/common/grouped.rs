@@ -181,6 +181,14 @@ impl Case<'_> {
             assert_tensor(handle, &got, &want, &what);
             reference::raise_amax(&mut running, &found).unwrap();
             assert_floats(&handle.read::<f32>(&amax.view()).unwrap(), &running, &format!("amax, {what}"));
+            if !scheme.is_transposed() {
+                let mut got = [scheme, scheme.transposed()].map(|scheme| poisoned_grouped(handle, scheme, self.places));
+                let [rows, cols] = &mut got;
+                let (source, both) = ((self.source)(), GroupedTo::Both(rows, cols));
+                handle.quantize_grouped_with_scales_into(&source, scheme, &on_device, both, None).unwrap();
+                assert_tensor(handle, rows, &want, &format!("{what}, both"));
+                assert_tensor(handle, cols, &want.transpose(), &format!("{what}, both, transposed"));
+            }
             last = Some(want);
         }
         last.unwrap()
