@@ -8,6 +8,8 @@ mod cast;
 mod common;
 #[path = "common/grouped.rs"]
 mod grouped;
+#[path = "gpu_amax/many_rows.rs"]
+mod many_rows;
 #[path = "common/targets.rs"]
 mod targets;
 
@@ -76,7 +78,7 @@ fn gated(hidden: usize) -> Array2<f32> {
 /// The same of any right half: 32 times that.
 fn gated_to(right: Array2<f32>) -> Array2<f32> {
     let hidden = right.ncols();
-    Array2::from_shape_fn((ROWS, 2 * hidden), |(i, j)| if j < hidden { 32.0 } else { right[(i, j - hidden)] })
+    Array2::from_shape_fn((right.nrows(), 2 * hidden), |(i, j)| if j < hidden { 32.0 } else { right[(i, j - hidden)] })
 }
 
 /// Of the columns of a norm: divided by the root of the mean of squares, which is a little above 448, those of 448 become a little less
