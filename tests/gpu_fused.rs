@@ -5,6 +5,8 @@
 #[path = "common/cast.rs"]
 mod cast;
 mod common;
+#[path = "gpu_fused/of_codes.rs"]
+mod of_codes;
 #[path = "common/strided.rs"]
 mod strided;
 
