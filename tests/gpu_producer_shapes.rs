@@ -16,11 +16,11 @@ use cast::*;
 use common::*;
 use ndarray::Array2;
 use producers::*;
-use scaled_gemm::reference::{self, ClampCounts, RmsNorm, Swiglu};
+use scaled_gemm::reference::{self, ClampCounts, RmsNorm, Swiglu, SwigluGradients};
 use scaled_gemm::{
     CastGroup, CastRecipe, CastScales, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format, Fp8Granularity,
-    Fp8Recipe, Fp8Rule, Handle, MatRef, MxScaleRule, Mxfp8Recipe, QuantMatrix, Recipe, RmsNormArgs, SourceActivation,
-    SwigluGradientsInto, SwigluSource, VecRef,
+    Fp8Recipe, Fp8Rule, Handle, MatMut, MatRef, MxScaleRule, Mxfp8Recipe, QuantMatrix, Recipe, RmsNormArgs,
+    SourceActivation, SwigluGradientsInto, SwigluSource, VecRef,
 };
 use strided::{Both, floats, same};
 use targets::*;
@@ -128,6 +128,35 @@ fn gradient_targets(half: usize) -> Vec<Recipe> {
     blocks.map(Recipe::from).chain(groups.map(Recipe::from)).collect()
 }
 
+/// What is written beside the cast of gradients: all of the weights' gradient, and of the matrices the first rows, the last, and some between.
+fn check_some_rows(
+    handle: &Handle,
+    forward: SwigluSource<'_>,
+    gradient: &MatRef<'_>,
+    want: &SwigluGradients,
+    context: &str,
+) {
+    let (rows, half) = want.out.dim();
+    let unwritten = |cols: usize| handle.upload(&vec![0xFFu8; 2 * rows * cols]).unwrap();
+    let (mut wide, mut out) = (unwritten(2 * half), unwritten(half));
+    let mut dw = handle.upload(&vec![f32::NAN; rows]).unwrap();
+    let into = SwigluGradientsInto {
+        x: None,
+        x_bf16: Some(MatMut::new(&mut wide, DType::Bf16, rows, 2 * half).unwrap()),
+        out: Some(MatMut::new(&mut out, DType::Bf16, rows, half).unwrap()),
+        weights: Some((&mut dw).into()),
+    };
+    handle.swiglu_backward(forward, gradient, into).unwrap();
+    let [wide, out] = [&wide, &out].map(|there| handle.read_bytes(&there.view()).unwrap());
+    let row_of = |all: &[u8], row: usize, cols: usize| values_of(DType::Bf16, &all[2 * row * cols..][..2 * cols]);
+    for row in (0..rows).step_by(97).chain([1, 2, 3, rows - 2, rows - 1]) {
+        let rounded: Vec<_> = want.x.row(row).iter().map(|v| round_to(DType::Bf16, *v)).collect();
+        same(&row_of(&wide, row, 2 * half), &rounded, &format!("{context}: row {row}"));
+        same(&row_of(&out, row, half), want.out.row(row), &format!("{context}: row {row} of the forward pass again"));
+    }
+    same(&floats(handle, &dw), &want.weights, &format!("{context}: weights"));
+}
+
 #[test]
 fn gradients() {
     let Some(handle) = handle() else { return };
@@ -172,6 +201,7 @@ fn gradients() {
                 assert_device_bits(&handle, &dx, &codes, &format!("{context} to {recipe:?}"));
             }
             if rows * half > MANY {
+                check_some_rows(&handle, forward(), &gradient, &want, &context);
                 continue;
             }
             let mut wide = Both::new(&handle, DType::Bf16, 2 * half, Array2::ones((rows, 2 * half)));
