@@ -5,8 +5,8 @@
 
 use cudarc::driver::CudaEvent;
 
-use super::memory::driver;
 use super::memory::raw::is_capturing;
+use super::memory::{driver, with_kept_error_aside};
 use super::stream::Queue;
 use crate::error::Result;
 
@@ -86,15 +86,14 @@ impl Fork<'_> {
         if sides.is_empty() {
             return Ok(());
         }
-        // An error of others that cudarc has kept would take the place of a join: the next call tells it.
-        let kept = self.queue.context().check_err();
-        let mut joined = Ok(());
-        for side in sides {
-            let one = side.join(self.queue);
-            joined = joined.and(one);
-        }
-        self.queue.context().record_err(kept);
-        joined
+        with_kept_error_aside(self.queue.context(), || {
+            let mut joined = Ok(());
+            for side in sides {
+                let one = side.join(self.queue);
+                joined = joined.and(one);
+            }
+            joined
+        })
     }
 }
 

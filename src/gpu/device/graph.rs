@@ -7,7 +7,7 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode_enum::CU
 use cudarc::driver::{CudaEvent, CudaGraph, DriverError};
 
 use super::memory::raw::{CaptureState, Graph, capture_state, is_capturing};
-use super::memory::{Memory, driver};
+use super::memory::{Memory, driver, with_kept_error_aside};
 use super::stream::{Capture, Queue};
 use crate::error::{Error, Result};
 
@@ -52,12 +52,12 @@ impl Drop for Capturing<'_> {
         // What is left of an unwinding closure.
         let Some(log) = self.0.log.replace(None) else { return };
         let _turn = self.0.turn();
-        let kept = self.0.context().check_err();
-        if !self.0.is_capture_of(&log) {
-            self.0.pin(&log);
-        }
-        self.0.context().record_err(self.0.end().map_or(Ok(()), |ended| ended.map(drop)));
-        self.0.context().record_err(kept);
+        with_kept_error_aside(self.0.context(), || {
+            if !self.0.is_capture_of(&log) {
+                self.0.pin(&log);
+            }
+            self.0.context().record_err(self.0.end().map_or(Ok(()), |ended| ended.map(drop)));
+        });
     }
 }
 

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut};
 
 use super::raw::{beside_captures, is_capturing, is_held_by_a_capture};
-use super::{DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, check_context, driver};
+use super::{
+    DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, check_context, driver, with_kept_error_aside,
+};
 use crate::error::{Error, Result};
 use crate::gpu::device::graph::capturing_here;
 use crate::gpu::device::stream::{Capture, First, Order, Queue, Tracking};
@@ -272,12 +274,11 @@ impl Grave {
         let tracking = Tracking::of(&context);
         // No capture begins during a turn.
         let _turn = tracking.turn();
-        // An error that cudarc has kept would take the place of a call: the next one tells it.
-        let kept = context.check_err();
-        // The default stream is that of the bound context, and cudarc's free binds none.
-        context.record_err(context.bind_to_thread());
-        self.bury_in_turn();
-        context.record_err(kept);
+        with_kept_error_aside(&context, || {
+            // The default stream is that of the bound context, and cudarc's free binds none.
+            context.record_err(context.bind_to_thread());
+            self.bury_in_turn();
+        });
     }
 
     fn bury_in_turn(self) {

@@ -318,6 +318,14 @@ fn cut(range: Range<usize>, bytes: usize) -> Range<usize> {
     start..range.end.clamp(start, bytes)
 }
 
+/// Runs what an error that cudarc has kept may not take the place of, as it would of a call of `run`'s: it is kept again behind that, for the next call to tell.
+pub(crate) fn with_kept_error_aside<T>(context: &CudaContext, run: impl FnOnce() -> T) -> T {
+    let kept = context.check_err();
+    let done = run();
+    context.record_err(kept);
+    done
+}
+
 /// A driver error, with what was being done.
 pub(crate) fn driver(call: &str, error: ::cudarc::driver::DriverError) -> Error {
     Error::Driver { call: call.to_string(), reason: error.to_string() }

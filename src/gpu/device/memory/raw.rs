@@ -17,12 +17,17 @@ pub(in crate::gpu) enum CaptureState {
     Broken,
 }
 
-/// `cuStreamIsCapturing` and nothing else: it is asked at every call.
-pub(in crate::gpu) fn capture_state(stream: &CudaStream) -> CaptureState {
+/// `cuStreamIsCapturing`, which breaks no capture: whether it could tell, and what it tells then.
+fn ask_capture(stream: &CudaStream) -> (sys::CUresult, CaptureStatus) {
     let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream is alive (borrowed), and the driver writes one value to `status`, which outlives the call.
     let answer = unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &mut status) };
-    match (answer, status) {
+    (answer, status)
+}
+
+/// One question to the driver and nothing else: it is asked at every call.
+pub(in crate::gpu) fn capture_state(stream: &CudaStream) -> CaptureState {
+    match ask_capture(stream) {
         (sys::CUresult::CUDA_SUCCESS, CaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE) => CaptureState::Active,
         (sys::CUresult::CUDA_SUCCESS, CaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED) => CaptureState::Broken,
         // Also where there is an error: the legacy default stream, asked while a blocking stream of the context is captured, cannot
@@ -38,12 +43,9 @@ pub(in crate::gpu) fn is_capturing(stream: &CudaStream) -> bool {
 
 /// Whether a capture bears no work on a stream beside it: of the stream itself, or, where that is the legacy default stream, of one that waits for it. The stream's context is bound.
 pub(super) fn is_held_by_a_capture(stream: &CudaStream) -> bool {
-    let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: the stream is alive (borrowed), and the driver writes one value to `status`, which outlives the call. It breaks no capture.
-    let answer = unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &mut status) };
-    match answer {
-        sys::CUresult::CUDA_SUCCESS => status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-        other => other == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+    match ask_capture(stream) {
+        (sys::CUresult::CUDA_SUCCESS, status) => status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        (failed, _) => failed == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
     }
 }
 
