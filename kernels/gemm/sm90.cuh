@@ -5,8 +5,7 @@
 // in atoms of 64 x ATOM x 128 and add each atom times its scales to FP32 sums ("promotion": tensor cores keep some 14 bits of
 // FP8 sums). The order of all sums depends on k, and on how many blocks divide it, alone: equal rows have equal results, whatever m and the grid.
 //
-// A stage has two barriers. `full` has the producer's arrival, which also announces the bytes of its copies, one of each operand that the tile has, and that of a second warp, which copies the scales: each copy takes a
-// thread some hundred cycles. `empty` has one
+// A stage has two barriers. `full` has the producer's arrival, which also announces the bytes of its copies, one of each operand that the tile has, and those of a second warp, which copies the scales. `empty` has one
 // arrival of every math warp, of both blocks where a pair shares an operand: there each producer copies what there is of one half of it into both blocks,
 // and waits for both. With the first stage of a tile the producer says which it is. Before a block ends its
 // producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
@@ -339,7 +338,7 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         prefetch_map(b);
         // A stage is read by the warps of every warpgroup.
         for (u32 i = 0; i < C::STAGES; i++) {
-            barrier_init(shared + C::FULL + 8 * i, C::SCALES == SCALES_OUTER ? 1 : 2);
+            barrier_init(shared + C::FULL + 8 * i, C::FULL_ARRIVALS);
             barrier_init(shared + C::EMPTY + 8 * i, 4 * C::GROUPS * C::SHARERS);
         }
         barriers_ready();
@@ -354,7 +353,9 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     if (group == C::GROUPS) {
         if (C::GROUPS > 1) fewer_registers<40>();
         const u32 warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4 * C::GROUPS;
-        if (warp == 0 || (warp == 1 && C::SCALES != SCALES_OUTER)) sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared, warp == 1);
+        if (warp == 0) sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared);
+        if constexpr (C::SCALES != SCALES_OUTER)
+            if (warp == 1) sm90_produce_scales<C, GROUPED>(p, shared);
 #ifdef SCALED_GEMM_BOUNDED_WAITS
         if (threadIdx.x == 128 * C::GROUPS) finished = 1;
         if (threadIdx.x == 128 * C::GROUPS + 64) {
