@@ -142,9 +142,9 @@ template <u32 GROUPED> __device__ __forceinline__ u32 sm90_group_row(const Sm90P
     return GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
 }
 
-// Scales of k-blocks, by a warp of its own. A request costs the copy engine some 65 cycles however small it is, and operands stand behind it: two of them each k-block were a tenth of the time of tiles
-// that read more than they multiply (observed: H100, 2026-11, benches/record/2026-11-27-nvidia-h100-scales). So each lane copies for itself, 16 bytes at a time, past the engine. For the largest
-// tiles, which have the time, two requests of one lane are better.
+// Scales of k-blocks, by a warp of its own. A request costs the copy engine some 65 cycles however small it is, and operands stand behind it: two of them each k-block were 5 to 15 % of the time of
+// tiles that read more than they multiply (observed: H100, 2026-11, benches/record/2026-11-27-nvidia-h100-scales). So each lane copies for itself, 16 bytes at a time, past the engine. The largest
+// tiles have the time, and what has few k-blocks begins sooner the other way: there they are requests of one lane (BULK_SCALES).
 template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_produce_scales(const Sm90Problem& p, u32 shared) {
     constexpr bool VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
     static_assert(!TILED_A || GROUPED == GROUPS_NONE, "rows of a group may begin inside a tile of 128x128 scales");
@@ -167,7 +167,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_produce_sca
             const u32 pieces_a = TILED_A ? C::TILES_A * C::TWICE_A : min(C::ROWS, p.pitch_a - scale_row) / 4, pieces_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) / 4 : C::SCALE_PARTS;
             // Of a tile of A without rows in D, those of the one above.
             const u32 below = TILED_A && scale_row < (p.m - 1) / 128 ? p.pitch_a : 0;
-            const u32 next = (C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * (VECTOR ? 0 : p.pitch_b);
+            const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * (VECTOR ? 0 : p.pitch_b);
             for (u32 block = first; block < end; block++) {
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, to_b = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
