@@ -181,11 +181,19 @@ fn suites_run_under_the_tools_that_look_at_them() {
     let ran = fs::read_to_string(bundle.path("reports/ran")).unwrap();
     let of =
         |tool: &str, suite: &str| ran.lines().filter(|line| line.starts_with(&format!("ran {tool} {suite} "))).count();
-    for suite in ["gpu_sm90_e5m2", "gpu_chains", "gpu_batch_invariant", "gpu_quantize_a"] {
+    for suite in [
+        "gpu_sm90_e5m2",
+        "gpu_chains",
+        "gpu_batch_invariant",
+        "gpu_quantize_a",
+        "gpu_producer_shapes",
+        "gpu_cast_captures",
+        "gpu_amax",
+    ] {
         let found = ["memcheck", "racecheck", "synccheck", "initcheck"].map(|tool| of(tool, suite));
         assert_eq!(found, [1; 4], "{suite}\n{ran}");
     }
-    for suite in ["gpu_two_gpus", "gpu_idle_experts"] {
+    for suite in ["gpu_two_gpus", "gpu_idle_experts", "gpu_overlap", "gpu_cast_refusals"] {
         assert_eq!(["memcheck", "racecheck"].map(|tool| of(tool, suite)), [1, 0], "{suite}\n{ran}");
     }
     // Each kernel of E5M2 codes, of groups as well; casts by thresholds.
@@ -194,6 +202,7 @@ fn suites_run_under_the_tools_that_look_at_them() {
             ("gpu_sm90_e5m2", "groups_are"),
             ("gpu_experts_gradient", "gradients_in_e5m2"),
             ("gpu_cast_shapes", "every_code"),
+            ("gpu_producer_shapes", "swiglu_to_every_recipe"),
         ] {
             let line = ran.lines().find(|line| line.starts_with(&format!("ran {tool} {suite} "))).unwrap();
             assert!(line.split(' ').any(|one| one == word), "no {word} in {line}");
@@ -357,6 +366,25 @@ fn the_portable_variant_is_asked_for() {
     bundle.suite("gpu_small_m_e4m3", "[ $SCALED_GEMM_SM = 80 ]");
     let (green, text) = bundle.run(&["portable"]);
     assert!(!green && text.matches("FAILED").count() == 1, "{text}");
+}
+
+/// Those of quantizers, casts, producers and products, each of which is a suite that there is.
+#[test]
+fn the_suites_whose_kernels_nvrtc_compiles_are_there() {
+    let bundle = Bundle::new();
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        let Some(suite) = name.strip_suffix(".rs").filter(|name| name.starts_with("gpu_")) else { continue };
+        bundle.suite(suite, &format!("echo {suite} $SCALED_GEMM_KERNELS >>asked; echo 'test result: ok. 1 passed'"));
+    }
+    let (green, text) = bundle.run(&["nvrtc"]);
+    assert!(green, "{text}");
+    let asked = fs::read_to_string(bundle.path("asked")).unwrap();
+    for suite in ["gpu_cast_shapes", "gpu_cast_floors", "gpu_producers", "gpu_producer_shapes", "gpu_fused", "gpu_sm90"]
+    {
+        assert_eq!(asked.lines().filter(|line| *line == format!("{suite} nvrtc")).count(), 1, "{suite} in {asked}");
+    }
+    assert!(asked.lines().all(|line| line.ends_with(" nvrtc")), "{asked}");
 }
 
 /// Help, and words that make no sense: said before a compiler, a package or a folder is touched.
