@@ -258,6 +258,8 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     racecheck-gpu_cast | racecheck-gpu_fused) tests=(each_kernel_once) ;;
                     racecheck-gpu_cast_back) tests=(back fp4_to_fp8_counts) ;;
                     racecheck-gpu_producers | racecheck-gpu_produced_targets) tests=(each_kernel_once each_activation_once) ;;
+                    # Its kernels are those of gpu_producers.
+                    racecheck-gpu_producer_shapes) continue ;;
                 esac
                 ran+=("$name")
                 # This one asks how much memory the GPU has free, and runs when the others have ended.

@@ -61,7 +61,7 @@ struct Computed {
 
 impl Computed {
     fn new(handle: &Handle, rng: &mut Noise, rows: usize, half: usize, calls: usize) -> Self {
-        let columns: Vec<f32> = (0..2 * half).map(|_| rng.uniform() + 0.5).collect();
+        let columns: Vec<f32> = (0..2 * half).map(|_| rng.normal()).collect();
         let gated = Gated::new(handle, rng, rows, half, DType::Bf16);
         Self {
             columns_there: handle.upload(&columns).unwrap(),
