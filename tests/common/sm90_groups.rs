@@ -322,18 +322,6 @@ pub fn check_biases(handle: &Handle, rng: &mut Noise, pair: (Scheme, Scheme), co
     }
 }
 
-/// Of a thousand groups in turn: a ninth with one row or a few, some with more than a tile; the first and the last; those at the ends of rounds of 32; none.
-pub fn counts_of_a_thousand(turn: usize) -> Vec<i64> {
-    let count = |g: usize| match turn {
-        0 if g % 9 == 4 => [1, 1, 3, 130, 1][g / 9 % 5],
-        1 if g == 0 => 1,
-        1 if g == 999 => 200,
-        2 if g % 32 == 31 || g.is_multiple_of(32) => 1,
-        _ => 0,
-    };
-    (0..1000).map(count).collect()
-}
-
 /// A thousand groups, of which most have no rows and many one, by starts and in slots of four rows, other counts at each launch of a graph: the bits of each alone.
 pub fn check_a_thousand(handle: &Handle, rng: &mut Noise, family: KernelFamily, pair: (Scheme, Scheme)) {
     let (m, n, k, groups, slot) = (4096, 128, 144, 1000, 4);
