@@ -62,6 +62,25 @@ fn columns(q: &HostQuantMatrix, from: usize, count: usize) -> (Vec<u8>, Vec<u32>
     (codes, scales, block_scales)
 }
 
+/// That one transpose of all rows has in the columns of each group what its rows have alone, and zeros behind them up to the next group.
+#[track_caller]
+fn assert_groups(q: &HostQuantMatrix, cleared: &Array2<f32>, groups: &[(usize, usize)], what: &str) {
+    let (scheme, rows) = (q.scheme(), cleared.nrows());
+    let zeros = turned(Array2::zeros((128, cleared.ncols())).view(), scheme);
+    for (g, (start, count)) in groups.iter().copied().enumerate() {
+        // Rows up to the end of a block are the zeros behind the group.
+        let own = count.next_multiple_of(block_of(scheme));
+        let alone = turned(cleared.slice(s![start..start + own, ..]), scheme);
+        let is_one = own == 0 || columns(q, start, own) == columns(&alone, 0, own);
+        assert!(is_one, "{scheme}, {what}, group {g}");
+        // Scales of zeros alone are those that zeros have.
+        let next = groups.get(g + 1).map_or(rows, |next| next.0);
+        for from in (start + count.next_multiple_of(128)..next).step_by(128) {
+            assert!(columns(q, from, 128) == columns(&zeros, 0, 128), "{scheme}, {what}: zeros from {from} on");
+        }
+    }
+}
+
 /// The whole padded buffer cleared and cast to its transpose in one graph, by starts: of each group the bytes of its rows alone, and zeros up to the next one; plain beside it in the same pass, too.
 #[test]
 fn transposes_behind_zeros_between_groups_are_those_of_each_group() {
@@ -105,20 +124,7 @@ fn transposes_behind_zeros_between_groups_are_those_of_each_group() {
             assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [0], "{scheme}, counts {found:?}");
             for (q, way) in transposed.iter().zip(["transposed", "both"]) {
                 let got = q.to_host(&handle).unwrap();
-                for (g, (start, count)) in groups.iter().copied().enumerate() {
-                    let what = format!("{scheme}, {way}, counts {found:?}, group {g}");
-                    // Rows up to the end of a block are the zeros behind the group.
-                    let own = count.next_multiple_of(block_of(scheme));
-                    let alone = turned(cleared.slice(s![start..start + own, ..]), scheme);
-                    let is_one = own == 0 || columns(&got, start, own) == columns(&alone, 0, own);
-                    assert!(is_one, "{what}");
-                    // Behind it zeros alone, whole groups of a scale of them with the scale that zeros have.
-                    let free = start + count.next_multiple_of(128).min(ROOM[g])..start + ROOM[g];
-                    let zeros = turned(Array2::zeros((128, K)).view(), scheme);
-                    for from in free.step_by(128) {
-                        assert!(columns(&got, from, 128) == columns(&zeros, 0, 128), "{what}: zeros from {from} on");
-                    }
-                }
+                assert_groups(&got, &cleared, &groups, &format!("{way}, counts {found:?}"));
                 assert_device_bits(&handle, q, &turned(cleared.view(), scheme), &format!("{scheme}, {way}"));
             }
         }
@@ -181,10 +187,10 @@ fn columns_of_a_transpose_are_those_of_each_group() {
     for scheme in [Scheme::Mxfp8(Fp8Format::E4M3), Scheme::Mxfp4, Scheme::Nvfp4, Scheme::Fp8Group1x128(Fp8Format::E5M2)]
     {
         let all = turned(cleared.view(), scheme);
+        assert_groups(&all, &cleared, &groups, "on the CPU");
         for (start, count) in groups.into_iter().filter(|(_, count)| *count > 0) {
             let own = count.next_multiple_of(block_of(scheme));
             let alone = turned(cleared.slice(s![start..start + own, ..]), scheme);
-            assert!(columns(&all, start, own) == columns(&alone, 0, own), "{scheme}, {count} rows from {start} on");
             assert!(columns(&all, (start + 128) % 768, own) != columns(&alone, 0, own), "{scheme}, from {start} on");
         }
     }
