@@ -41,18 +41,34 @@ const LAUNCHES: [Told; 7] = {
     [usual, moved, beyond, one, odd, ([0; GROUPS], [0; GROUPS], [NONE; GROUPS], 0), usual]
 };
 
-/// E4M3, and dY in E5M2. All operands lie between guards: dW of groups that have rows, what is cleared and cast, and the count are written, and nothing else.
+/// In slots of 128 rows: up to all of them, and beyond.
+const IN_SLOTS: [Told; 5] = {
+    const STARTS: [i64; GROUPS] = [0, 128, 256, 384, 512, 640];
+    let usual = (STARTS, [0, 1, 127, 128, 64, 16], [(0, 0), (128, 1), (256, 127), (384, 128), (512, 64), (640, 16)], 0);
+    let all = [(0, 128), (128, 128), (256, 128), (384, 128), (512, 128), (640, 128)];
+    let beyond = (
+        STARTS,
+        [129, -1, i64::MAX, i64::MIN, 128, 300],
+        [(0, 128), (128, 0), (256, 128), (384, 0), (512, 128), (640, 128)],
+        5,
+    );
+    [usual, (STARTS, [128; GROUPS], all, 0), beyond, (STARTS, [0; GROUPS], [(0, 0); GROUPS], 0), usual]
+};
+
+/// E4M3, and dY in E5M2, by starts and in slots. All operands lie between guards: dW of groups that have rows, what is cleared and cast, and the count are written, and nothing else.
 #[test]
 fn a_captured_graph_takes_any_starts_and_counts() {
     for (family, format) in [(KernelFamily::Sm90, Fp8Format::E4M3), (KernelFamily::Sm90E5m2, Fp8Format::E5M2)] {
         let Some(handle) = handle_with(family) else { return };
         handle.load_kernels(&[family, KernelFamily::Fp8, KernelFamily::Grouped]).unwrap();
-        check(&handle, [Scheme::Fp8Group1x128(format), SCHEME]);
+        check(&handle, [Scheme::Fp8Group1x128(format), SCHEME], ROWS, &LAUNCHES, None);
+        // Rows behind the last slot are of no group.
+        check(&handle, [Scheme::Fp8Group1x128(format), SCHEME], GROUPS * 128 + 48, &IN_SLOTS, Some(128));
     }
 }
 
-fn check(handle: &Handle, schemes: [Scheme; 2]) {
-    let mut of = Experts { schemes, ..Experts::new(101, ROWS, GROUPS) };
+fn check(handle: &Handle, schemes: [Scheme; 2], all_rows: usize, launches: &[Told], slot: Option<usize>) {
+    let mut of = Experts { schemes, ..Experts::new(101, all_rows, GROUPS) };
     of.dw.chunks_mut(STRIDE).for_each(|row| row[FEATURES..].fill(f32::NAN));
     // Up to the end of the last row.
     let upto = GROUPS * OUT * STRIDE - (STRIDE - FEATURES);
@@ -62,12 +78,12 @@ fn check(handle: &Handle, schemes: [Scheme; 2]) {
     let at = arena.last();
     let mut always = Vec::new();
     let mut on = [OUT, FEATURES].map(|cols| {
-        let on = arena.place(handle, &vec![0xFF; ROWS * cols * 2], 16);
+        let on = arena.place(handle, &vec![0xFF; all_rows * cols * 2], 16);
         always.push(arena.last());
         on
     });
     let [mut dy_t, mut x_t] = [(schemes[0], OUT), (schemes[1], FEATURES)].map(|(scheme, cols)| {
-        let (target, written) = arena.target(handle, scheme, [cols, ROWS]);
+        let (target, written) = arena.target(handle, scheme, [cols, all_rows]);
         always.extend(written);
         target
     });
@@ -76,20 +92,23 @@ fn check(handle: &Handle, schemes: [Scheme; 2]) {
     let counter = arena.last();
     always.push(counter.clone());
     let graph = capture_owned(handle, || {
-        let places = || GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+        let places = || match slot {
+            Some(slot_rows) => GroupedRows::Masked { slot_rows, counts: counts.view() },
+            None => GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() },
+        };
         for (on, to) in on.iter_mut().zip([&mut dy_t, &mut x_t]) {
             let (cols, scheme) = (to.rows(), to.scheme());
-            let mut rows = MatMut::new(&mut *on, DType::Bf16, ROWS, cols)?;
+            let mut rows = MatMut::new(&mut *on, DType::Bf16, all_rows, cols)?;
             handle.clear_between_groups(&mut rows, GROUPS, &places(), None)?;
-            let x = MatRef::new(&*on, DType::Bf16, ROWS, cols)?;
+            let x = MatRef::new(&*on, DType::Bf16, all_rows, cols)?;
             handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Transposed(to))?;
         }
         let of = GroupedWeightGradient::whole(&dy_t, &x_t, GROUPS, places(), target(&mut dw, GROUPS));
         handle.grouped_weight_gradient(of.clamped(clamped.view_mut()))
     });
     let graph = graph.unwrap();
-    for (launch, (told_starts, told_counts, taken, bad)) in LAUNCHES.into_iter().enumerate() {
-        let words = format!("{schemes:?}, launch {launch}");
+    for (launch, (told_starts, told_counts, taken, bad)) in launches.iter().copied().enumerate() {
+        let words = format!("{schemes:?}, slots of {slot:?}, launch {launch}");
         for (on, all) in on.iter_mut().zip([&of.dy, &of.x]) {
             // Between groups lies anything.
             let mut rows = Array2::from_elem(all.raw_dim(), f32::NAN);
@@ -120,10 +139,11 @@ fn check(handle: &Handle, schemes: [Scheme; 2]) {
 /// Where groups are taken to lie is what the words of `GroupedRows` and `GroupedWeightGradient::whole` say, where there is no GPU either.
 #[test]
 fn what_changes_is_taken_as_the_words_say() {
-    for (starts, counts, taken, bad) in LAUNCHES {
+    let all = LAUNCHES.map(|told| (told, ROWS as i64)).into_iter().chain(IN_SLOTS.map(|told| (told, 768)));
+    for ((starts, counts, taken, bad), end) in all {
         let (mut largest, mut clamped) = (0, 0);
         for (g, (start, count)) in starts.into_iter().zip(counts).enumerate() {
-            let next = starts.get(g + 1).copied().unwrap_or(ROWS as i64).min(ROWS as i64);
+            let next = starts.get(g + 1).copied().unwrap_or(end).min(end);
             let is_one = start >= largest && start % 128 == 0;
             let rows = if is_one { count.clamp(0, next.saturating_sub(start).max(0)) } else { 0 };
             largest = largest.max(start);
