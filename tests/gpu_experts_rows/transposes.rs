@@ -38,25 +38,26 @@ fn columns(q: &HostQuantMatrix, from: usize, count: usize) -> (Vec<u8>, Vec<u32>
     let of_each = |all: usize, from: usize, count: usize| {
         (0..rows).flat_map(move |row| row * all + from..row * all + from + count).collect::<Vec<_>>()
     };
-    let bits = scheme.spec().code_bits;
-    let codes = of_each(cols * bits / 8, from * bits / 8, count * bits / 8);
-    let codes = codes.into_iter().map(|at| q.logical_codes()[at]).collect();
-    let ([_, across], wide) = (scheme.scale_grid(rows, cols), scheme.spec().group_cols.size(cols));
+    let (bits, codes) = (scheme.spec().code_bits, q.logical_codes());
+    let places = of_each(cols * bits / 8, from * bits / 8, count * bits / 8);
+    let codes = places.into_iter().map(|at| codes[at]).collect();
+    let (all, [_, across], wide) =
+        (q.logical_scales(), scheme.scale_grid(rows, cols), scheme.spec().group_cols.size(cols));
     let scales = match scheme {
-        Scheme::Nvfp4 => vec![q.logical_scales()[0].to_bits()],
+        Scheme::Nvfp4 => vec![all[0].to_bits()],
         Scheme::Fp8Group1x128(_) => {
             let places = of_each(across, from / wide, count.div_ceil(wide));
-            places.into_iter().map(|at| q.logical_scales()[at].to_bits()).collect()
+            places.into_iter().map(|at| all[at].to_bits()).collect()
         }
         _ => Vec::new(),
     };
-    let [_, blocks] = scheme.block_grid(rows, cols);
+    let (all, [_, blocks]) = (q.logical_block_scales(), scheme.block_grid(rows, cols));
     let block_scales = match blocks {
         0 => Vec::new(),
         _ => {
             let wide = cols / blocks;
             let places = of_each(blocks, from / wide, count / wide);
-            places.into_iter().map(|at| q.logical_block_scales()[at]).collect()
+            places.into_iter().map(|at| all[at]).collect()
         }
     };
     (codes, scales, block_scales)
