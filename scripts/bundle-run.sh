@@ -47,7 +47,7 @@ failed=0
 # Tests of these compare times, or ask how much memory the GPU has free: nothing runs beside them.
 alone='gpu_tune cli_gpu gpu_memory'
 # Suites whose kernels NVRTC compiles under `nvrtc`.
-compiled='gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear
+compiled='gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_cast_floors gpu_amax gpu_producers gpu_producer_shapes gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear
     gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_rows gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_repacked'
 run_suite() { # name: one suite, with its words in a log, and how it ended beside that
     local threads=${TEST_THREADS:-4} begin=$SECONDS status=0
@@ -192,7 +192,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
         for tool in "$@"; do
             echo "## compute-sanitizer --tool $tool"
             ran=()
-            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_cast_captures gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_rows gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_small_m_passes gpu_no_cublaslt gpu_repacked gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
+            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_cast_captures gpu_cast_refusals gpu_amax gpu_producers gpu_producer_shapes gpu_produced_targets gpu_fused gpu_overlap gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_experts_rows gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_small_m_passes gpu_no_cublaslt gpu_repacked gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
                 gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures gpu_chains gpu_batch_invariant gpu_quantize_a gpu_two_gpus gpu_idle_experts; do
                 tests=()
                 # These reach each kernel for block scales, aligned and not: small matrices, and one of many rows.
@@ -208,6 +208,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     gpu_experts_gradient) tests=(starts_give gradients_in_e5m2 many_groups every_pair refused) ;;
                     # The others take large matrices, or thousands of launches.
                     gpu_cast_shapes) tests=(every_code sixteen_neighbours) ;;
+                    gpu_producer_shapes) tests=(swiglu_to_every_recipe) ;;
                     gpu_amax) tests=(rows_of_codes rows_of_gradients whole_matrices members_of) ;;
                     gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3) tests=(each_kernel_once not_a_number graphs refus) ;;
                     gpu_small_m_gated) tests=(each_kernel_once graphs refus) ;;
@@ -235,6 +236,10 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                         gpu_grouped) tests=(each_kernel_once more_than_one any_numbers) ;;
                         gpu_epilogue | gpu_cast | gpu_cast_back | gpu_producers | gpu_produced_targets | gpu_fused | gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) ;;
                         gpu_cast_shapes) tests=(every_code) ;;
+                        gpu_producer_shapes) ;;
+                        gpu_cast_captures) tests=(codes_rows_and_parts norms_and_gradients) ;;
+                        # Long rows, which blocks share, and tiles.
+                        gpu_amax) tests=(rows_of_gradients whole_matrices) ;;
                         gpu_linear) tests=(each_kernel_once scales_that_change) ;;
                         gpu_sm90 | gpu_sm90_e5m2) tests=(each_kernel_once groups_are) ;;
                         gpu_sm90_epilogue | gpu_fused_gemm | gpu_repacked) tests=(each_kernel_once) ;;
@@ -253,6 +258,8 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     racecheck-gpu_cast | racecheck-gpu_fused) tests=(each_kernel_once) ;;
                     racecheck-gpu_cast_back) tests=(back fp4_to_fp8_counts) ;;
                     racecheck-gpu_producers | racecheck-gpu_produced_targets) tests=(each_kernel_once each_activation_once) ;;
+                    # Its kernels are those of gpu_producers.
+                    racecheck-gpu_producer_shapes) continue ;;
                 esac
                 ran+=("$name")
                 # This one asks how much memory the GPU has free, and runs when the others have ended.

@@ -181,11 +181,15 @@ fn suites_run_under_the_tools_that_look_at_them() {
     let ran = fs::read_to_string(bundle.path("reports/ran")).unwrap();
     let of =
         |tool: &str, suite: &str| ran.lines().filter(|line| line.starts_with(&format!("ran {tool} {suite} "))).count();
-    for suite in ["gpu_sm90_e5m2", "gpu_chains", "gpu_batch_invariant", "gpu_quantize_a"] {
+    for suite in
+        ["gpu_sm90_e5m2", "gpu_chains", "gpu_batch_invariant", "gpu_quantize_a", "gpu_cast_captures", "gpu_amax"]
+    {
         let found = ["memcheck", "racecheck", "synccheck", "initcheck"].map(|tool| of(tool, suite));
         assert_eq!(found, [1; 4], "{suite}\n{ran}");
     }
-    for suite in ["gpu_two_gpus", "gpu_idle_experts"] {
+    let found = ["memcheck", "racecheck", "synccheck", "initcheck"].map(|tool| of(tool, "gpu_producer_shapes"));
+    assert_eq!(found, [1, 0, 1, 1], "{ran}");
+    for suite in ["gpu_two_gpus", "gpu_idle_experts", "gpu_overlap", "gpu_cast_refusals"] {
         assert_eq!(["memcheck", "racecheck"].map(|tool| of(tool, suite)), [1, 0], "{suite}\n{ran}");
     }
     // Each kernel of E5M2 codes, of groups as well; casts by thresholds.
@@ -199,6 +203,8 @@ fn suites_run_under_the_tools_that_look_at_them() {
             assert!(line.split(' ').any(|one| one == word), "no {word} in {line}");
         }
     }
+    let line = ran.lines().find(|line| line.starts_with("ran memcheck gpu_producer_shapes ")).unwrap();
+    assert!(line.ends_with(" swiglu_to_every_recipe"), "{line}");
     let options = fs::read_to_string(bundle.path("reports/options")).unwrap();
     let silent: Vec<_> = options.lines().filter(|line| line.contains("--report-api-errors")).collect();
     let all = "memcheck gpu_idle_experts: --target-processes all --tool memcheck --report-api-errors no";
@@ -357,6 +363,25 @@ fn the_portable_variant_is_asked_for() {
     bundle.suite("gpu_small_m_e4m3", "[ $SCALED_GEMM_SM = 80 ]");
     let (green, text) = bundle.run(&["portable"]);
     assert!(!green && text.matches("FAILED").count() == 1, "{text}");
+}
+
+/// Those of quantizers, casts, producers and products, each of which is a suite that there is.
+#[test]
+fn the_suites_whose_kernels_nvrtc_compiles_are_there() {
+    let bundle = Bundle::new();
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        let Some(suite) = name.strip_suffix(".rs").filter(|name| name.starts_with("gpu_")) else { continue };
+        bundle.suite(suite, &format!("echo {suite} $SCALED_GEMM_KERNELS >>asked; echo 'test result: ok. 1 passed'"));
+    }
+    let (green, text) = bundle.run(&["nvrtc"]);
+    assert!(green, "{text}");
+    let asked = fs::read_to_string(bundle.path("asked")).unwrap();
+    for suite in ["gpu_cast_shapes", "gpu_cast_floors", "gpu_producers", "gpu_producer_shapes", "gpu_fused", "gpu_sm90"]
+    {
+        assert_eq!(asked.lines().filter(|line| *line == format!("{suite} nvrtc")).count(), 1, "{suite} in {asked}");
+    }
+    assert!(asked.lines().all(|line| line.ends_with(" nvrtc")), "{asked}");
 }
 
 /// Help, and words that make no sense: said before a compiler, a package or a folder is touched.

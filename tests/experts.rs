@@ -1,5 +1,9 @@
-//! Rows of experts: groups that begin at multiples of 128 rows of one matrix, with anything between them, are quantized as if each were alone.
+//! Rows of experts: groups that begin at multiples of 128 rows of one matrix, with anything between them, are quantized as if each were alone; the signal that their products keep.
 
+#[path = "common/experts_signal.rs"]
+mod experts_signal;
+
+use experts_signal::{GROUPS as EXPERTS, Tokens, asked, assert_kept, kept_on_the_cpu};
 use ndarray::{Array2, s};
 use scaled_gemm::reference::{Noise, dequantize, quantize};
 use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Recipe, Scheme};
@@ -50,5 +54,19 @@ fn scales_along_rows_see_their_row_alone() {
 fn tiles_of_128_rows_see_one_group_and_the_zeros_behind_it() {
     for format in Fp8Format::ALL {
         check(Scheme::Fp8Group128x128(format), 0.0);
+    }
+}
+
+/// Forward, dX and dW of every kind of scales and each expert, of the codes that it has alone: as much as the suite of the GPU asks.
+#[test]
+fn products_of_experts_keep_the_signal_that_their_codes_allow() {
+    for asked in asked() {
+        for outliers in [false, true] {
+            let tokens = Tokens::new(outliers);
+            for g in 0..EXPERTS {
+                let what = format!("{:?}, outliers {outliers}, group {g}", asked.pairs);
+                assert_kept(&asked, outliers, kept_on_the_cpu(&asked, &tokens, g), &what);
+            }
+        }
     }
 }

@@ -4,8 +4,12 @@
 #[path = "common/cast.rs"]
 mod cast;
 mod common;
+#[path = "gpu_cast_captures/of_parts.rs"]
+mod of_parts;
 #[path = "common/producers.rs"]
 mod producers;
+#[path = "common/targets.rs"]
+mod targets;
 
 use cast::*;
 use common::*;
@@ -30,7 +34,7 @@ fn write_cast(handle: &Handle, to: &mut CastMatrix, from: &HostCastMatrix) {
 }
 
 /// Targets of every kind of kernel.
-fn targets() -> Vec<CastRecipe> {
+fn casts() -> Vec<CastRecipe> {
     use CastGroup::{Group1x32, Group1x128, Group32x1, Group128x1, Row, Tile32x128, Tile128x128};
     let groups = [Group1x32, Group1x128, Row, Tile32x128, Tile128x128, Group32x1, Group128x1];
     let mut all: Vec<_> = groups.map(|group| CastRecipe::new(scheme(CodeFormat::E4M3, group))).into();
@@ -40,7 +44,7 @@ fn targets() -> Vec<CastRecipe> {
 }
 
 fn poisoned_targets(handle: &Handle, (rows, cols): (usize, usize)) -> Vec<CastMatrix> {
-    targets().iter().map(|recipe| poisoned_cast(handle, recipe.scheme(), rows, cols)).collect()
+    casts().iter().map(|recipe| poisoned_cast(handle, recipe.scheme(), rows, cols)).collect()
 }
 
 /// Codes as a source, chosen rows of them, scales alone, codes by given scales.
@@ -61,7 +65,7 @@ fn codes_rows_and_parts() {
     let graph = {
         let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
         let graph = capture_owned(&handle, || {
-            for (at, recipe) in targets().into_iter().enumerate() {
+            for (at, recipe) in casts().into_iter().enumerate() {
                 handle.cast_into(&q, recipe, &mut again[at])?;
                 handle.cast_into(CastSource::from(&q).gathered(&chosen)?, recipe, &mut gathered[at])?;
                 handle.cast_scales_into(&matrix, recipe, &mut scales[at])?;
@@ -81,7 +85,7 @@ fn codes_rows_and_parts() {
         handle.write(&mut by_given.scales_mut(), &wanted.device_scales()).unwrap();
         handle.launch(&graph).unwrap();
         assert_cast(&handle, &by_given, &wanted, "captured, by given scales");
-        for (at, recipe) in targets().into_iter().enumerate() {
+        for (at, recipe) in casts().into_iter().enumerate() {
             let context = format!("launch {launch}, captured, to {}", recipe.scheme());
             assert_cast(&handle, &again[at], &reference::cast(&(&host).into(), recipe).unwrap(), &context);
             let input = CastInput::from(&host).gathered(&index).unwrap();
@@ -125,11 +129,11 @@ fn produced() {
     let mut gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
     let mut swiglu = poisoned_targets(&handle, SHAPE);
     let mut activated = SourceActivation::ALL.map(|_| poisoned_targets(&handle, (rows, 2 * half)));
-    let mut counts: Vec<_> = targets().iter().map(|_| handle.upload(&[0u32; 6]).unwrap()).collect();
+    let mut counts: Vec<_> = casts().iter().map(|_| handle.upload(&[0u32; 6]).unwrap()).collect();
     let graph = {
         let matrix = gated.matrix();
         let graph = capture_owned(&handle, || {
-            for (at, recipe) in targets().into_iter().enumerate() {
+            for (at, recipe) in casts().into_iter().enumerate() {
                 handle.cast_into(gated.source(&matrix, true, &mut counts[at]), recipe, &mut swiglu[at])?;
                 for (activation, out) in SourceActivation::ALL.into_iter().zip(&mut activated) {
                     handle.cast_into(CastSource::activated(&matrix, activation), recipe, &mut out[at])?;
@@ -143,7 +147,7 @@ fn produced() {
         gated.x = Gated::new(&handle, &mut rng, rows, half, DType::Bf16).x;
         write(&handle, &mut gated.data, &gated.x);
         handle.launch(&graph).unwrap();
-        for (at, recipe) in targets().into_iter().enumerate() {
+        for (at, recipe) in casts().into_iter().enumerate() {
             let context = format!("captured, to {}", recipe.scheme());
             let (values, _) = gated.values(true, recipe.scheme().group());
             let want = reference::cast(&values.view().into(), recipe).unwrap();

@@ -5,6 +5,8 @@
 #[path = "common/cast.rs"]
 mod cast;
 mod common;
+#[path = "gpu_cast_shapes/of_codes.rs"]
+mod of_codes;
 #[path = "common/quantize.rs"]
 mod quantize;
 
@@ -13,11 +15,9 @@ use common::*;
 use quantize::Source;
 use scaled_gemm::reference::{self, CastInput};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastScales, CastSource, CodeFormat, DType, HostCastMatrix, MatMut, MatRef,
-    Recipe, RowIndex, Scheme,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastSource, CodeFormat, DType, HostCastMatrix, MatRef, Recipe,
+    RowIndex, Scheme,
 };
-
-const SHAPES: [(usize, usize); 7] = [(0, 64), (1, 64), (1, 18944), (127, 576), (129, 18944), (4001, 64), (4001, 7168)];
 
 /// Each shape with each kind and type of data, a few of all recipes at a time.
 #[test]
@@ -111,30 +111,6 @@ fn what_products_read() {
         for (kind, dtype) in kinds_and_types(rows * cols, turn) {
             let x = Source::new(&handle, tall_of_kind(&mut rng, kind, rows, cols, dtype), dtype);
             turns.some(&recipes, 1).into_iter().for_each(|recipe| x.check(&handle, recipe));
-        }
-    }
-}
-
-/// Every grouping with every other would take hours: each is met, as a source and as a target, and the pairs are others in each shape.
-#[test]
-fn codes_to_codes() {
-    let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(920);
-    for (shape, (rows, cols)) in SHAPES.into_iter().enumerate() {
-        let x = of_kind(&mut rng, ["nan", "outliers", "powers"][shape % 3], rows, cols, DType::F32);
-        let (sources, targets) = (recipes_of(1), recipes_of(rows));
-        // The reference takes a tenth of a second for the largest.
-        let step = if rows * cols > 1 << 22 { 17 } else { 3 };
-        for (at, from) in sources.iter().enumerate().skip(shape % step).step_by(step) {
-            let q = reference::cast(&x.view().into(), *from).unwrap();
-            let there = CastMatrix::from_host(&handle, &q).unwrap();
-            for way in 0..if rows * cols > 1 << 22 { 4 } else { 9 } {
-                let to = targets[(at * 7 + way * 13 + shape) % targets.len()];
-                let want = reference::cast(&(&q).into(), to).unwrap();
-                let mut got = poisoned_cast(&handle, to.scheme(), rows, cols);
-                handle.cast_into(&there, to, &mut got).unwrap();
-                assert_cast(&handle, &got, &want, &format!("{rows} x {cols} of {from:?} to {to:?}"));
-            }
         }
     }
 }
@@ -259,26 +235,6 @@ fn sixteen_neighbours_of_all_sizes() {
                     assert_cast(&handle, &got, &want, &format!("{rows} x {cols} {dtype}, stride {stride}, {recipe:?}"));
                 }
             }
-        }
-    }
-}
-
-#[test]
-fn back() {
-    let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(923);
-    for (rows, cols, step) in [(4001, 7168, 9), (4001, 64, 1), (127, 18944, 5), (1, 576, 1)] {
-        let x = of_kind(&mut rng, "outliers", rows, cols, DType::F32);
-        for (at, recipe) in recipes_of(rows).into_iter().enumerate().step_by(step) {
-            let q = reference::cast(&x.view().into(), recipe).unwrap();
-            let there = CastMatrix::from_host(&handle, &q).unwrap();
-            let dtype = INPUTS[at % 3];
-            let mut y = poisoned(&handle, rows * cols * dtype.bytes());
-            handle.cast_back_into(&there, &mut MatMut::new(&mut y, dtype, rows, cols).unwrap()).unwrap();
-            let got = values_of(dtype, &handle.stream().clone_dtoh(&y).unwrap());
-            let want = reference::cast_back(&q, dtype);
-            let context = format!("{rows} x {cols} of {recipe:?} to {dtype}");
-            assert_same_values(&got, want.as_slice().unwrap(), cols, &context);
         }
     }
 }

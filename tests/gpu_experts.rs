@@ -4,8 +4,12 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/experts_signal.rs"]
+mod experts_signal;
 #[path = "gpu_experts/grouped_tensors.rs"]
 mod grouped_tensors;
+#[path = "gpu_experts/signal.rs"]
+mod signal;
 #[path = "gpu_experts/streams.rs"]
 mod streams;
 

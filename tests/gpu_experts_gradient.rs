@@ -2,6 +2,8 @@
 //! slots and one behind the other, whatever numbers the device finds; a captured graph takes any counts. One product a group of every pair of schemes, within the bound.
 #![cfg(feature = "cuda")]
 
+#[path = "gpu_experts_gradient/changing.rs"]
+mod changing;
 mod common;
 #[path = "common/guarded.rs"]
 mod guarded;

@@ -4,11 +4,15 @@
 
 #[path = "gpu_grouped/captured_gradients.rs"]
 mod captured_gradients;
+#[path = "gpu_grouped/changing.rs"]
+mod changing;
 mod common;
 #[path = "gpu_grouped/delayed.rs"]
 mod delayed;
 #[path = "common/grouped.rs"]
 mod grouped;
+#[path = "gpu_grouped/second_input.rs"]
+mod second_input;
 
 use common::*;
 use grouped::*;

@@ -2,6 +2,8 @@
 //! configuration, run, graph and for any m; groups of rows, whose places and counts the device alone knows; refusals in words.
 #![cfg(feature = "cuda")]
 
+#[path = "gpu_sm90/changing.rs"]
+mod changing;
 mod common;
 #[path = "gpu_sm90/groups.rs"]
 mod groups;

@@ -20,7 +20,10 @@ use scaled_gemm::{
     HostQuantMatrix, KernelFamily, MatMut, PlanOptions, QuantMatrix, Scheme, Sm90Config, TuneRecord,
 };
 use sm90::{COMMON, E4M3, LONG_OR_TALL, of_groups, planned};
-use sm90_groups::{Groups, check_alone, check_counts_that_change, check_groups_between_guards, check_many, numbers};
+use sm90_groups::{
+    Groups, check_alone, check_biases, check_counts_that_change, check_groups_between_guards, check_many,
+    check_starts_that_change, numbers,
+};
 
 const E5M2: Fp8Format = Fp8Format::E5M2;
 /// Those with kernels for them.
@@ -285,6 +288,25 @@ fn graphs_follow_counts() {
     let mut rng = Noise::new(611);
     let pairs = pairs_of_groups().into_iter();
     pairs.for_each(|pair| check_counts_that_change(&handle, &mut rng, KernelFamily::Sm90E5m2, pair));
+}
+
+/// By starts, too, with numbers that make no sense among them.
+#[test]
+fn graphs_follow_starts_and_counts_up_to_all_rows_and_beyond() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(614);
+    let families = [KernelFamily::Sm90E5m2, KernelFamily::Grouped];
+    for (i, pair) in pairs_of_groups().into_iter().enumerate() {
+        let out = [DType::Bf16, DType::F32][i % 2];
+        check_starts_that_change(&handle, &mut rng, families, pair, out);
+    }
+}
+
+#[test]
+fn groups_have_biases_of_their_own() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(615);
+    pairs_of_groups().into_iter().for_each(|pair| check_biases(&handle, &mut rng, pair, &CONFIGS));
 }
 
 /// Each group's own scale in the place of one: powers of two of it, which change no digit. Of A, of B and of both, whose products are all different, so that neither is taken for the other's.

@@ -6,6 +6,8 @@
 #[path = "gpu_small_m_groups/codes.rs"]
 mod codes;
 mod common;
+#[path = "gpu_small_m_groups/ends.rs"]
+mod ends;
 #[path = "gpu_small_m_groups/experts.rs"]
 mod experts;
 #[path = "common/guarded.rs"]
@@ -15,6 +17,8 @@ mod places;
 #[allow(dead_code, unused_imports, reason = "what is for quantized rows, too, is the other suites'")]
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
+#[path = "gpu_small_m_groups/thousand.rs"]
+mod thousand;
 
 use common::gemm::*;
 use common::*;

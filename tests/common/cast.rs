@@ -24,7 +24,7 @@ pub fn poisoned_cast(handle: &Handle, scheme: CastScheme, rows: usize, cols: usi
 /// Panics with the first difference, if a byte of codes or scales, padding included, is not that of the host matrix.
 pub fn assert_cast(handle: &Handle, got: &CastMatrix, want: &HostCastMatrix, context: &str) {
     let (codes, scales) = (handle.read_bytes(&got.codes()).unwrap(), handle.read_bytes(&got.scales()).unwrap());
-    let first = |a: &[u8], b: &[u8]| (0..b.len()).find(|i| a[*i] != b[*i]);
+    let first = |a: &[u8], b: &[u8]| (a != b).then(|| (0..b.len()).find(|i| a[*i] != b[*i])).flatten();
     let right = want.device_scales();
     assert_eq!((codes.len(), scales.len()), (want.codes().len(), right.len()), "{context}");
     if let Some(at) = first(&codes, want.codes()) {

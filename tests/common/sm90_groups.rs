@@ -63,15 +63,26 @@ impl Groups {
 
     /// D, packed rows, as the product of each group alone leaves it: 0xFF where no group is.
     pub fn want(&self, handle: &Handle, alpha: f32, groups: &[(i64, i64)]) -> Vec<u8> {
+        let case = Case { alpha, ..Case::new(self.out) };
+        self.want_with(handle, &case, groups, |_, count| Extras::new(handle, &mut Noise::new(1), count, self.n, &[]))
+    }
+
+    /// The same with what is computed behind the sums, of these numbers of a group of so many rows.
+    pub fn want_with(
+        &self,
+        handle: &Handle,
+        case: &Case,
+        groups: &[(i64, i64)],
+        mut extras: impl FnMut(usize, usize) -> Extras,
+    ) -> Vec<u8> {
         let row = self.n * self.out.bytes();
         let mut d = vec![0xFF; self.x.nrows() * row];
         for (g, &(start, count)) in groups.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
             let (start, count) = (start as usize, count as usize);
             let b = rows_of(&self.host_b, g * self.n..(g + 1) * self.n);
             let ops = Operands::of(handle, rows_of(&self.host_a, start..start + count), b);
-            let case = Case { alpha, ..Case::new(self.out) };
-            let extras = Extras::new(handle, &mut Noise::new(1), count, self.n, &[]);
-            let stored = execute(handle, &mut planned(handle, &case.desc(&ops), of_groups()[0]), &ops, &extras, &case);
+            let extras = extras(g, count);
+            let stored = execute(handle, &mut planned(handle, &case.desc(&ops), of_groups()[0]), &ops, &extras, case);
             d[start * row..(start + count) * row].copy_from_slice(&stored.bytes);
         }
         d
@@ -265,5 +276,174 @@ fn check_guarded_groups(
         let after = arena.read_behind(handle, &before, &written, &words);
         assert!(after[at..at + d_bytes] == apart, "other bits than of operands apart: {words}");
         assert!(gathered_bytes(&after, &written).iter().any(|byte| *byte != 0xFF), "{words}");
+    }
+}
+
+/// A bias of each group in every type, behind it an activation or none, into every type: by starts and in slots, in each of these configurations and as chosen, the bits of every group alone
+/// with its own, and nothing else is written. Rows of no group hold NaN.
+pub fn check_biases(handle: &Handle, rng: &mut Noise, pair: (Scheme, Scheme), configs: &[Sm90Config]) {
+    let (n, k, slot) = (256, 400, 132);
+    let in_slots = [5i64, 0, 132, 77, 200, 1];
+    let slots: Vec<_> = in_slots.iter().enumerate().map(|(g, count)| ((g * slot) as i64, (*count).min(132))).collect();
+    for (bias_type, out, activation, alpha) in [
+        (DType::F32, DType::F16, Activation::Gelu, 1.0),
+        (DType::Bf16, DType::F32, Activation::None, -0.5),
+        (DType::F16, DType::Bf16, Activation::Silu, 1.0),
+        (DType::Bf16, DType::Bf16, Activation::None, 1.0),
+    ] {
+        let (case, size) = (Case { alpha, bias: Some(bias_type), activation, ..Case::new(out) }, out.bytes());
+        for (is_masked, places) in [(false, &PLACES[..]), (true, &slots[..])] {
+            let m = if is_masked { slot * slots.len() } else { ROWS };
+            let mut of = Groups::of(handle, rng, [m, n, k], places.len(), out, pair);
+            of.poison_gaps(handle, places);
+            // Another seed for each group, so that its bias is its own.
+            let extras = |g: usize, count: usize| Extras::new(handle, &mut Noise::new(500 + g as u64), count, n, &[]);
+            let want = of.want_with(handle, &case, places, extras);
+            let biases: Vec<f32> = (0..places.len()).flat_map(|g| extras(g, 1).bias).collect();
+            assert!(biases[..n] != biases[n..2 * n], "groups have biases of their own");
+            let bias = upload(handle, &bytes_of(bias_type, &biases));
+            let (starts, counts): (Vec<i64>, Vec<i64>) = places.iter().copied().unzip();
+            let counts = if is_masked { in_slots.to_vec() } else { counts };
+            let (starts, counts) = (numbers(handle, &starts), numbers(handle, &counts));
+            for config in configs.iter().copied().map(Some).chain([None]) {
+                let mut d = poisoned(handle, m * n * size + 1024);
+                let rows = match is_masked {
+                    true => GroupedRows::Masked { slot_rows: slot, counts: (&counts).into() },
+                    false => GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() },
+                };
+                let bias = VecRef::new(&bias, bias_type, biases.len()).unwrap();
+                let to = MatMut::new(&mut d, out, m, n).unwrap();
+                let args = asked_for(GroupedGemmArgs::new(&of.a, &of.b, places.len(), rows, to), alpha, config);
+                handle.grouped_gemm(args.bias(bias).activation(activation)).unwrap();
+                let what = format!("{config:?}, {pair:?}, {bias_type} into {out}, masked {is_masked}");
+                assert!(rows_of_d(handle, &d, m, n * size, 0) == want, "{what}");
+            }
+        }
+    }
+}
+
+/// A thousand groups, of which most have no rows and many one, by starts and in slots of four rows, other counts at each launch of a graph: the bits of each alone.
+pub fn check_a_thousand(handle: &Handle, rng: &mut Noise, family: KernelFamily, pair: (Scheme, Scheme)) {
+    let (m, n, k, groups, slot) = (4096, 128, 144, 1000, 4);
+    let of = Groups::of(handle, rng, [m, n, k], groups, DType::Bf16, pair);
+    let (mut starts, mut counts) = (numbers(handle, &[0; 1000]), numbers(handle, &[0; 1000]));
+    let mut d = poisoned(handle, m * n * 2 + 1024);
+    handle.load_kernels(&[family]).unwrap();
+    for is_masked in [false, true] {
+        let graph = capture_among_others(handle, || {
+            let rows = match is_masked {
+                true => GroupedRows::Masked { slot_rows: slot, counts: (&counts).into() },
+                false => GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() },
+            };
+            // The one as of many rows, the other as of few: of each configuration that is chosen for some.
+            of.enqueue(handle, groups, rows, &mut d, 0, |args| args.expected_rows(if is_masked { 1 } else { 4096 }))
+        });
+        let graph = graph.unwrap();
+        for turn in 0..4 {
+            let told = counts_of_a_thousand(turn);
+            let mut at = 0;
+            let place = |(g, count): (usize, &i64)| match is_masked {
+                true => ((g * slot) as i64, (*count).min(slot as i64)),
+                false => {
+                    let start = at;
+                    at += (count + 3) / 4 * 4;
+                    (start, *count)
+                }
+            };
+            let places: Vec<_> = told.iter().enumerate().map(place).collect();
+            assert!(places.iter().all(|(start, count)| start + count <= m as i64));
+            let begins: Vec<i64> = places.iter().map(|(start, _)| *start).collect();
+            handle.stream().memcpy_htod(&begins, &mut starts).unwrap();
+            handle.stream().memcpy_htod(&told, &mut counts).unwrap();
+            handle.stream().memcpy_htod(&vec![0xFFu8; m * n * 2 + 1024], &mut d).unwrap();
+            handle.launch(&graph).unwrap();
+            let want = of.want(handle, 1.0, &places);
+            let found = rows_of_d(handle, &d, m, 2 * n, 0);
+            let wrong = found.chunks(2 * n).zip(want.chunks(2 * n)).position(|(found, want)| found != want);
+            assert_eq!(wrong, None, "the first row that differs: {pair:?}, masked {is_masked}, turn {turn}");
+        }
+    }
+}
+
+/// First rows and rows of six groups.
+type Places = [(i64, i64); 6];
+
+/// Where six groups are told to lie at each launch, of 640 rows, and where they are taken to.
+pub const TOLD_AND_TAKEN: [(Places, Places); 8] = {
+    const MIN: i64 = i64::MIN;
+    const NONE: (i64, i64) = (0, 0);
+    let usual = [(0, 100), (128, 0), (128, 60), (256, 128), (384, 1), (512, 128)];
+    // All that there is: other groups, at other places, and one that has it alone.
+    let moved = [(0, 0), (0, 4), (4, 300), (304, 0), (304, 200), (504, 136)];
+    let one = [(0, 640), (640, 0), (640, 0), (640, 0), (640, 0), (640, 0)];
+    // More than that: rows behind A, more than up to the next group, less than none.
+    let beyond = [(0, 100), (128, i64::MAX), (256, -7), (260, 30), (640, 5), (1 << 40, 9)];
+    let beyond_is = [(0, 100), (128, 128), NONE, (260, 30), NONE, NONE];
+    // Before an earlier one, at no multiple of 4, up to the next one and the end alone.
+    let odd = [(512, 64), (128, 64), (0, 640), (514, 8), (576, 64), (636, 100)];
+    let odd_is = [NONE, NONE, NONE, NONE, (576, 60), (636, 4)];
+    let least = [(MIN, 5), (MIN, MIN), (-4, 8), (0, 4), (4, 4), (8, 632)];
+    let least_is = [NONE, NONE, NONE, (0, 4), (4, 4), (8, 632)];
+    [
+        (usual, usual),
+        (moved, moved),
+        (beyond, beyond_is),
+        (one, one),
+        (odd, odd_is),
+        (least, least_is),
+        ([NONE; 6], [NONE; 6]),
+        (usual, usual),
+    ]
+};
+
+/// One captured graph by starts, whose launches find groups elsewhere, empty and filled again, all rows that were planned, and numbers beyond them: the bits of each group alone, how many were not
+/// taken as they say, and of all operands, which lie between guards, nothing else is written.
+pub fn check_starts_that_change(
+    handle: &Handle,
+    rng: &mut Noise,
+    families: [KernelFamily; 2],
+    pair: (Scheme, Scheme),
+    out: DType,
+) {
+    // As many k-blocks as kernels with one end have in every configuration.
+    let (m, n, k, gap, groups) = (640, 128, 1168, 8, 6);
+    let of = Groups::of(handle, rng, [m, n, k], groups, out, pair);
+    let (row, pitch) = (n * out.bytes(), (n + gap) * out.bytes());
+    let d_bytes = m * pitch - gap * out.bytes();
+    handle.load_kernels(&families).unwrap();
+    for config in [None, Some(COMMON[0])] {
+        let mut arena = Arena::new(handle, 4 << 20);
+        let mut d = arena.place(handle, &vec![0xFF; d_bytes], 16);
+        let at = arena.last().start;
+        let [a, b] = [&of.host_a, &of.host_b].map(|host| arena.matrix(handle, host));
+        let [mut starts, mut counts] = [(); 2].map(|()| arena.numbers(handle, &[0; 6]));
+        let mut clamped = arena.place(handle, &[0x77; 4], 4);
+        let counter = arena.last();
+        let graph = capture_owned(handle, || {
+            let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+            let d = MatMut::new(&mut d, out, m, n)?.with_row_stride(n + gap)?;
+            let args = asked_for(GroupedGemmArgs::new(&a, &b, groups, rows, d), 1.0, config);
+            handle.grouped_gemm(args.clamped(clamped.view_mut()))
+        });
+        let graph = graph.unwrap();
+        for (launch, (told, taken)) in TOLD_AND_TAKEN.into_iter().enumerate() {
+            let words = format!("{config:?}, {pair:?}, {out}, launch {launch}");
+            handle.write(&mut starts.view_mut(), &told.map(|(start, _)| start)).unwrap();
+            handle.write(&mut counts.view_mut(), &told.map(|(_, count)| count)).unwrap();
+            handle.write(&mut d.view_mut(), &vec![0xFFu8; d_bytes]).unwrap();
+            let of_group =
+                |(start, count): (i64, i64)| places_of_rows(at + start as usize * pitch, count as usize, row, pitch);
+            let rows: Vec<_> = taken.into_iter().flat_map(of_group).collect();
+            let written: Vec<_> = rows.iter().cloned().chain([counter.clone()]).collect();
+            let before = arena.ready(handle);
+            handle.launch(&graph).unwrap();
+            let after = arena.read_behind(handle, &before, &written, &words);
+            let all = of.want(handle, 1.0, &taken);
+            let of_group = |(start, count): (i64, i64)| all[start as usize * row..][..count as usize * row].to_vec();
+            let want: Vec<u8> = taken.into_iter().flat_map(of_group).collect();
+            assert!(gathered_bytes(&after, &rows) == want, "{words}");
+            let bad = told.iter().zip(&taken).filter(|(told, taken)| told.1 != taken.1).count() as u32;
+            assert_eq!(after[counter.clone()], bad.to_le_bytes(), "clamped, {words}");
+        }
     }
 }

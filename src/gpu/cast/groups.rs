@@ -79,6 +79,8 @@ impl Handle {
         check_source(&source)?;
         let (scheme, rows, cols) = (out.scheme(), out.rows(), out.cols());
         check_scheme("target", scheme, recipe.scheme())?;
+        // Of a shape that no target has none can be asked for.
+        scheme.check_shape(source.rows(), source.cols())?;
         if (rows, cols) != (source.rows(), source.cols()) {
             return Err(Error::shape(
                 "target",
@@ -198,6 +200,10 @@ impl Handle {
                 format!("must be {} x {}, the shape of the codes", q.rows(), q.cols()),
                 "pass a matrix of that shape",
             ));
+        }
+        if !y.dtype().is_wide() {
+            let rule = "is not bf16, f16 or f32";
+            return Err(Error::dtype("matrix to cast back to", y.dtype(), rule, "pass a matrix of one of these"));
         }
         let order = self.queue().order();
         let [codes, scales] = q.read(&order)?;

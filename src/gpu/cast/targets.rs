@@ -158,6 +158,7 @@ impl Handle {
         check_source(&source)?;
         let cast = cast_recipe(recipe)?;
         let (rows, cols) = (source.rows(), source.cols());
+        check_quantize_cols("source", cols)?;
         check_target("target", out, recipe.scheme(), rows, cols)?;
         self.check_basis(Basis::Plain, out)?;
         let scheme = cast.scheme();
