@@ -44,7 +44,8 @@ impl GroupPlaces<'_> {
         numbers.into_iter().filter_map(move |(name, span)| Some((name, span?.slice(0, bytes))))
     }
 
-    fn checked(&self, rows: usize, along: Sm90Along) -> Result<Places> {
+    /// Groups begin at multiples of `step`.
+    fn checked(&self, rows: usize, step: usize) -> Result<Places> {
         for (name, numbers) in [("counts of groups", Some(self.counts)), ("starts of groups", self.starts)] {
             let Some(numbers) = numbers else { continue };
             check_bytes(name, numbers, self.groups.saturating_mul(8))?;
@@ -65,7 +66,7 @@ impl GroupPlaces<'_> {
             counts,
             slot_rows: self.slot_rows as u64,
             groups: self.groups as u32,
-            step: along.step() as u32,
+            step: step as u32,
         })
     }
 }
@@ -78,14 +79,14 @@ impl Kernels {
         stream: &Queue,
         x: &Span<'_>,
         (rows, row_bytes, row_stride): (usize, usize, usize),
-        places: &GroupPlaces<'_>,
+        (places, step): (&GroupPlaces<'_>, usize),
         clamped: Option<&Span<'_>>,
     ) -> Result<()> {
         let bytes = extent(rows, row_bytes, row_stride);
         check_bytes("rows of groups", x, bytes)?;
         clamped.map_or(Ok(()), check_clamped)?;
         check_cleared_apart(&x.slice(0, bytes), places, clamped)?;
-        let places = places.checked(rows, Sm90Along::Rows)?;
+        let places = places.checked(rows, step)?;
         let blocks = Blocks::new((rows.div_ceil(WARPS).clamp(1, self.sm_count * BLOCKS), 1), THREADS);
         let kernel = self.grouped(stream)?.clear_between;
         let (row_bytes, row_stride) = (row_bytes as u64, row_stride as u64);
@@ -100,7 +101,7 @@ impl Kernels {
         places: &GroupPlaces<'_>,
         clamped: &Span<'_>,
     ) -> Result<()> {
-        let places = places.checked(rows, along)?;
+        let places = places.checked(rows, along.step())?;
         check_clamped(clamped)?;
         let kernel = self.grouped(stream)?.count_clamped;
         enqueue!(stream, kernel, Blocks::new((1, 1), 32), rows as u32, places, clamped.address)
@@ -128,16 +129,16 @@ mod tests {
         assert_eq!(size_of::<Places>(), 32);
         let numbers = Span::unguarded(4096, 24);
         let places = GroupPlaces { groups: 3, starts: None, slot_rows: 128, counts: &numbers };
-        assert!(places.checked(384, Sm90Along::Rows).is_ok());
+        assert!(places.checked(384, 4).is_ok());
         let text =
-            |places: GroupPlaces<'_>, rows| places.checked(rows, Sm90Along::Rows).map(drop).unwrap_err().to_string();
+            |places: GroupPlaces<'_>, rows| places.checked(rows, 4).map(drop).unwrap_err().to_string();
         assert!(text(places, 383).contains("3 groups, slots of 128 rows, in 383"));
         assert!(text(GroupPlaces { groups: 4, ..places }, 512).contains("counts of groups"));
         assert!(text(GroupPlaces { slot_rows: usize::MAX, ..places }, 512).contains("slots"));
         let odd = Span::unguarded(4100, 24);
         assert!(text(GroupPlaces { starts: Some(&odd), ..places }, 512).contains("starts of groups"));
         // Starts may be anything: the device looks at them.
-        assert!(GroupPlaces { starts: Some(&numbers), ..places }.checked(1, Sm90Along::Rows).is_ok());
+        assert!(GroupPlaces { starts: Some(&numbers), ..places }.checked(1, 4).is_ok());
     }
 
     #[test]
