@@ -132,11 +132,12 @@ impl Handle {
         config: SmallMGroupsConfig,
         dtype: DType,
     ) -> Result<()> {
-        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = args;
+        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, scales, .. } = args;
         let a = few::RowsOfA::of(a, dtype);
         let (alpha, bias, activation, groups) = (*alpha, bias.as_ref(), *activation, Some((*groups, &*rows)));
         let d = few::FewOut::Numbers(d);
-        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Plain(config) }
+        let scales = scales.each_ref().map(Option::as_ref);
+        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, scales, way: few::FewWay::Plain(config) }
             .multiply(self)
     }
 }

@@ -251,7 +251,7 @@ impl Slots<'_> {
             self.check_dw_apart(handle, dw)?;
             return (0..dy.len()).try_for_each(|g| handle.scaled_gemm(self.one(dw, g, out)?));
         };
-        let many = Many { count: dy.len(), streams, alpha: 1.0, beta: 1.0 };
+        let many = Many { count: dy.len(), streams, alpha: 1.0, beta: 1.0, beside: 0 };
         handle.with_many(&desc, &x[0], many, |plan| {
             let Some(outline) = plan.outline() else { return Ok(()) };
             x.iter().try_for_each(|x| plan.make_ready(handle, x))?;

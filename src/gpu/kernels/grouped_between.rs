@@ -61,13 +61,7 @@ impl GroupPlaces<'_> {
             ));
         }
         let (starts, counts) = (address(self.starts), self.counts.address);
-        Ok(Places {
-            starts,
-            counts,
-            slot_rows: self.slot_rows as u64,
-            groups: self.groups as u32,
-            step: step as u32,
-        })
+        Ok(Places { starts, counts, slot_rows: self.slot_rows as u64, groups: self.groups as u32, step: step as u32 })
     }
 }
 
@@ -130,8 +124,7 @@ mod tests {
         let numbers = Span::unguarded(4096, 24);
         let places = GroupPlaces { groups: 3, starts: None, slot_rows: 128, counts: &numbers };
         assert!(places.checked(384, 4).is_ok());
-        let text =
-            |places: GroupPlaces<'_>, rows| places.checked(rows, 4).map(drop).unwrap_err().to_string();
+        let text = |places: GroupPlaces<'_>, rows| places.checked(rows, 4).map(drop).unwrap_err().to_string();
         assert!(text(places, 383).contains("3 groups, slots of 128 rows, in 383"));
         assert!(text(GroupPlaces { groups: 4, ..places }, 512).contains("counts of groups"));
         assert!(text(GroupPlaces { slot_rows: usize::MAX, ..places }, 512).contains("slots"));

@@ -178,7 +178,7 @@ impl SmallMGroupsCall<'_> {
                 "report it: a launch of this crate asked for it",
             ));
         }
-        product.check_memory(b_rows)?;
+        product.check_memory(b_rows, self.groups.as_ref().map_or(1, |groups| groups.count))?;
         if let Some((bias, dtype)) = product.end.bias {
             check_bytes("bias", bias, b_rows * dtype.bytes())?;
         }
@@ -242,7 +242,7 @@ mod tests {
     use crate::epilogue::Activation;
     use crate::gpu::device::memory::Span;
     use crate::gpu::kernels::small_m_end::SmallMEnd;
-    use crate::gpu::kernels::{OuterScales, Sm90Along};
+    use crate::gpu::kernels::{Each, OuterScales, Sm90Along};
 
     const E2M1_TABLE: &str = include_str!("../../../kernels/gemm/small_m_groups_e2m1.cu");
     const E4M3_TABLE: &str = include_str!("../../../kernels/gemm/small_m_groups_e4m3.cu");
@@ -309,7 +309,7 @@ mod tests {
                 codes: &spans[1],
                 scales: Some(&spans[2]),
                 parts: None,
-                outer: [None, Some(OuterScales { scales: &spans[3], each: true })],
+                outer: [None, Some(OuterScales { scales: &spans[3], each: Each::Row })],
                 end,
             },
             groups: Some(Sm90Groups {
