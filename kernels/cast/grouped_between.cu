@@ -107,15 +107,10 @@ extern "C" __global__ void __launch_bounds__(256) spread_over_groups(
     float of_none,           /* of rows of no group */
     float* of_rows,          /* [rows] */
     u32 rows,
-    GroupPlaces p,
-    u32* clamped)            /* receives how many groups were not taken as they say; null: not wanted */
+    GroupPlaces p)
 {
     begin();
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    if (clamped && blockIdx.x == 0 && warp == 0) {
-        const u32 count = clamped_groups(p, rows);
-        if (lane == 0) *clamped = count;
-    }
     for (u32 row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
         const u32 group = group_of(p, rows, row);
         if (lane == 0) of_rows[row] = group == NO_GROUP ? of_none : of_groups[group];

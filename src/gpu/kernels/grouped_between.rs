@@ -1,8 +1,8 @@
-//! The launch that clears what lies between groups of rows: `kernels/cast/grouped_between.cu`.
+//! Launches that go before casts of groups of rows, `kernels/cast/grouped_between.cu`: what lies between groups is cleared, and rows get a number of their group.
 
 use super::Kernels;
 use super::launch::{Blocks, THREADS, enqueue};
-use super::operand::{address, check_aligned, check_bytes, extent, words};
+use super::operand::{address, check_aligned, check_bytes, check_floats, extent, words};
 use super::sm90_groups::Sm90Along;
 use crate::error::{Error, Result};
 use crate::gpu::device::memory::{Named, Span, check_apart};
@@ -85,6 +85,23 @@ impl Kernels {
         let kernel = self.grouped(stream)?.clear_between;
         let (row_bytes, row_stride) = (row_bytes as u64, row_stride as u64);
         enqueue!(stream, kernel, blocks, x.address, row_bytes, row_stride, rows as u32, places, address(clamped))
+    }
+
+    /// Of each of so many rows the number of its group, or that of none.
+    pub(crate) fn spread_over_groups(
+        &self,
+        stream: &Queue,
+        (of_groups, of_none): (&Span<'_>, f32),
+        of_rows: &Span<'_>,
+        rows: usize,
+        places: &GroupPlaces<'_>,
+    ) -> Result<()> {
+        check_floats("numbers of groups", of_groups, places.groups)?;
+        check_floats("numbers of rows", of_rows, rows)?;
+        let places = places.checked(rows, Sm90Along::Rows.step())?;
+        let blocks = Blocks::new((rows.div_ceil(WARPS).clamp(1, self.sm_count * BLOCKS), 1), THREADS);
+        let kernel = self.grouped(stream)?.spread;
+        enqueue!(stream, kernel, blocks, of_groups.address, of_none, of_rows.address, rows as u32, places)
     }
 
     /// `clamped` receives how many groups of a matrix of `rows` rows, or numbers along k, a product does not take as their numbers say.
