@@ -55,12 +55,6 @@ fn stacked(handle: &Handle, all: &[HostQuantMatrix], scheme: Scheme) -> QuantMat
     QuantMatrix::from_host(handle, &host).unwrap()
 }
 
-/// Rows of experts, plain or quantized each by itself.
-enum Rows {
-    Plain(DType),
-    Quantized(Scheme),
-}
-
 /// Where groups lie: starts and counts, with rows of no group between; the first is longer than any tile has columns.
 const PLACES: [(usize, usize); GROUPS] = [(0, 100), (128, 0), (132, 70), (384, 128)];
 
@@ -118,12 +112,13 @@ fn weights_have_the_level_of_their_expert() {
     let places = Places::new(&handle);
     let mut tried = 0;
     for (i, k) in KS.into_iter().enumerate() {
-        for (a, one, row) in [
-            (Rows::Plain(DType::Bf16), Scheme::Nvfp4, Scheme::Nvfp4Row),
-            (Rows::Plain(DType::F16), Scheme::Nvfp4, Scheme::Nvfp4Row),
-            (Rows::Plain(DType::Bf16), Scheme::Fp8Tensor(F), Scheme::Fp8Row(F)),
-            (Rows::Plain(DType::F16), Scheme::Fp8Tensor(F), Scheme::Fp8Row(F)),
-            (Rows::Quantized(Scheme::Nvfp4), Scheme::Nvfp4, Scheme::Nvfp4Row),
+        // Quantized rows have no type.
+        for (plain_type, one, row) in [
+            (Some(DType::Bf16), Scheme::Nvfp4, Scheme::Nvfp4Row),
+            (Some(DType::F16), Scheme::Nvfp4, Scheme::Nvfp4Row),
+            (Some(DType::Bf16), Scheme::Fp8Tensor(F), Scheme::Fp8Row(F)),
+            (Some(DType::F16), Scheme::Fp8Tensor(F), Scheme::Fp8Row(F)),
+            (None, Scheme::Nvfp4, Scheme::Nvfp4Row),
         ] {
             let w = each(&mut rng, N, k, one);
             let (mut levels, by_rows) = (handle.upload(&scales_of(&w)).unwrap(), stacked(&handle, &w, row));
@@ -137,10 +132,8 @@ fn weights_have_the_level_of_their_expert() {
                     reference::quantize(own, DType::F16, Recipe::new(Scheme::Nvfp4)).unwrap()
                 })
                 .collect();
-            let (plain, dtype) = match a {
-                Rows::Plain(dtype) => (Some(handle.upload(&bytes_of(dtype, x.iter())).unwrap()), dtype),
-                Rows::Quantized(_) => (None, DType::Bf16),
-            };
+            let plain = plain_type.map(|dtype| handle.upload(&bytes_of(dtype, x.iter())).unwrap());
+            let dtype = plain_type.unwrap_or(DType::Bf16);
             let (of_a, [a_one, a_row]) = rows::padded(&handle, &of_groups, &PLACES, ROWS, k);
             for (j, usual) in [8, 16, 32, 128].into_iter().enumerate() {
                 tried += 1;
