@@ -324,6 +324,62 @@ mod tests {
         call.check().err().map_or(String::new(), |error| error.to_string())
     }
 
+    /// What is wrong with scales of three groups, of so many numbers on either side.
+    fn check_levels(weights: SmallMWeights, gated: bool, counts: [usize; 2]) -> String {
+        let (all, [m, n, k]) = (span(1 << 24), [64, 128, 128]);
+        let [of_a, of_b] = counts.map(|count| span(count * 4));
+        let end = SmallMEnd {
+            alpha: 1.0,
+            beta: 0.0,
+            bias: None,
+            activation: Activation::None,
+            residual: None,
+            d: &all,
+            d_stride: n,
+            d_type: DType::Bf16,
+        };
+        let config = SmallMGroupsConfig::of(weights.operands(), 1, k).unwrap();
+        let rows = Sm90Rows::Slots(16);
+        let product = SmallMWeightsCall {
+            config: config.tile,
+            m,
+            n,
+            k,
+            a: &all,
+            a_stride: k,
+            a_type: DType::Bf16,
+            a_is_made: false,
+            weights,
+            codes: &all,
+            scales: Some(&all),
+            parts: None,
+            outer: [&of_a, &of_b].map(|scales| Some(OuterScales { scales, each: Each::Group })),
+            end,
+        };
+        let groups = Sm90Groups { count: 3, along: Sm90Along::Rows, rows, counts: &all, scales: [false; 2] };
+        let call = SmallMGroupsCall { config, product, groups: Some(groups), gated };
+        call.check().err().map_or(String::new(), |error| error.to_string())
+    }
+
+    #[test]
+    fn levels_are_one_for_each_group_and_matrix() {
+        use SmallMWeights::{Fp8, Fp8Tiles, Mxfp4, Nvfp4, Nvfp4Repacked};
+        for weights in [Nvfp4, Nvfp4Repacked, Fp8] {
+            assert_eq!([check_levels(weights, false, [3, 3]), check_levels(weights, true, [3, 6])], ["", ""]);
+            for (gated, counts, name) in [(false, [2, 3], "A"), (false, [3, 2], "B"), (true, [3, 5], "B")] {
+                let why = check_levels(weights, gated, counts);
+                assert!(why.starts_with(&format!("scales of {name}: ")), "{why}");
+            }
+        }
+        // Their kernels have none.
+        for weights in [Mxfp4, Fp8Tiles] {
+            assert!(check_levels(weights, false, [3, 3]).contains("reads none"), "{weights:?}");
+        }
+        let levels = include_str!("../../../kernels/gemm/small_m_tile.cuh");
+        assert!(levels.contains("LEVELS = OF_GROUPS && (NVFP4 || WEIGHTS == Weights::FP8)"));
+        assert!(include_str!("../../../kernels/gemm/small_m_e2m1.cuh").contains("constexpr u32 EACH_GROUP = 2;"));
+    }
+
     #[test]
     fn every_length_is_checked() {
         let names = ["A", "B", "scales of B in the sum", "scales of B", "bias", "D", "starts", "counts"];

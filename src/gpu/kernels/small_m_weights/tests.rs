@@ -186,7 +186,7 @@ fn passes_are_rows_of_the_whole() {
                 assert_eq!(d, (spans[7].address + first * 352, extents[2] * 4, 88));
                 let of_a = pass.outer[0].unwrap();
                 let at = if each { first * 4 } else { 0 };
-                assert_eq!((of_a.scales.address, of_a.each), (spans[3].address + at, each));
+                assert_eq!((of_a.scales.address, of_a.each), (spans[3].address + at, of(each)));
                 assert_eq!(pass.outer[1].unwrap().scales.address, spans[4].address);
                 assert_eq!((pass.codes.address, pass.scales.unwrap().address), (spans[1].address, spans[2].address));
                 assert_eq!(pass.end.bias.unwrap().0.address, spans[5].address);
