@@ -61,7 +61,7 @@ impl Handle {
                 ))?;
                 sides.reserve(self.queue(), lanes.sides())?;
             }
-            self.reserve_scratch(lanes.bytes_before() + many.beside)?;
+            self.reserve_scratch(if many.beside > 0 { lanes.bytes_before() + many.beside } else { lanes.bytes() })?;
             run(ManyPlan { plan, lanes, sides: &sides, many })
         });
         *self.slot::<Sides>() = sides;
@@ -77,7 +77,7 @@ impl ManyPlan<'_> {
 
     /// The scratch memory beside what the products need.
     pub(crate) fn beside<'h>(&self, handle: &'h Handle) -> Result<Span<'h>> {
-        let before = self.lanes.bytes_before();
+        let before = if self.many.beside > 0 { self.lanes.bytes_before() } else { 0 };
         Ok(handle.scratch(before + self.many.beside)?.slice(before, self.many.beside))
     }
 

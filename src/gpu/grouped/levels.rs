@@ -5,9 +5,9 @@ use crate::error::Result;
 use crate::format::{GivenScale, Recipe, Scheme};
 use crate::gpu::cast::apart::Quantizing;
 use crate::gpu::cast::quantize::{check_input, check_target, input, output, read_of};
-use crate::gpu::device::memory::{DeviceBytes, Named, check_apart};
+use crate::gpu::device::memory::{DeviceBytes, Span, check_apart};
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{Factor, KernelFamily};
+use crate::gpu::kernels::{Factor, GroupPlaces, KernelFamily};
 use crate::gpu::matrix::{MatRef, QuantMatrix, QuantSpans};
 
 /// What messages call the levels.
@@ -66,12 +66,10 @@ impl Handle {
             let order = queue.order();
             let source = x.data().at(&order)?;
             let parts = out.write(&order)?;
-            Quantizing { out: Some(&parts), ..Quantizing::of(read_of(x, &source)) }.check()?;
             let of_groups = scales.number().at(&order)?;
             let levels = self.scratch(x.rows() * 4)?;
             rows.with_places(groups, &order, |places| {
-                let read = (LEVELS, of_groups.slice(0, groups.saturating_mul(4)));
-                check_apart(places.read().chain([read]), written(&parts))?;
+                check_levels_apart(read_of(x, &source), &of_groups, &places, &parts)?;
                 if x.rows() == 0 || x.cols() == 0 {
                     // As of rows without elements whose levels are found.
                     return kernels.zero(queue, &parts.scales, x.rows() * 4);
@@ -90,7 +88,26 @@ impl Handle {
     }
 }
 
-/// What is written, by name.
-fn written<'s>(out: &QuantSpans<'s>) -> impl Iterator<Item = Named<'s>> + Clone {
-    [("codes", out.codes), ("scales", out.scales), ("block scales", out.block_scales)].into_iter()
+/// That what is written lies apart from X, levels and where groups lie, and from what else is written.
+fn check_levels_apart(x: Span<'_>, levels: &Span<'_>, places: &GroupPlaces<'_>, out: &QuantSpans<'_>) -> Result<()> {
+    Quantizing { out: Some(out), ..Quantizing::of(x) }.check()?;
+    let read = places.read().chain([(LEVELS, levels.slice(0, places.groups.saturating_mul(4)))]);
+    let written = [("codes", out.codes), ("scales", out.scales), ("block scales", out.block_scales)];
+    check_apart(read, written.into_iter())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::device::memory::assert_apart;
+
+    #[test]
+    fn codes_and_scales_lie_apart_from_levels_and_where_groups_lie() {
+        let names = ["x", LEVELS, "counts of groups", "starts of groups", "codes", "scales", "block scales"];
+        assert_apart(&names, 3, 24, |at| {
+            let places = GroupPlaces { groups: 3, starts: Some(&at[3]), slot_rows: 0, counts: &at[2] };
+            let out = QuantSpans { codes: at[4], scales: at[5], block_scales: at[6] };
+            check_levels_apart(at[0], &at[1].slice(0, 24), &places, &out)
+        });
+    }
 }
