@@ -5,6 +5,8 @@
 mod common;
 #[path = "gpu_experts_levels/rows.rs"]
 mod rows;
+#[path = "gpu_experts_levels/tensors.rs"]
+mod tensors;
 
 use common::*;
 use ndarray::{Array2, s};
