@@ -59,8 +59,8 @@ fn what_lies_between_groups_becomes_zeros() {
             };
             let mut inside = x.slice_mut(skip * size..);
             let mut of = MatMut::new(&mut inside, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
-            handle.clear_between_groups(&mut of, 5, &places, Some(&mut clamped.view_mut())).unwrap();
-            handle.clear_between_groups(&mut of, 5, &places, None).unwrap();
+            handle.clear_between_groups_at(4, &mut of, 5, &places, Some(&mut clamped.view_mut())).unwrap();
+            handle.clear_between_groups_at(4, &mut of, 5, &places, None).unwrap();
             let what = format!("{dtype}, {cols} columns, masked {masked}");
             assert!(handle.stream().clone_dtoh(&x).unwrap() == want, "{what}");
             assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [bad], "{what}");
@@ -76,7 +76,7 @@ fn what_lies_between_groups_becomes_zeros() {
     let places = GroupedRows::Contiguous { starts: starts_on.view(), counts: many_on.view() };
     let mut clamped = handle.upload(&[77u32]).unwrap();
     let mut of = MatMut::new(&mut x, DType::Bf16, 280, 8).unwrap();
-    handle.clear_between_groups(&mut of, 70, &places, Some(&mut clamped.view_mut())).unwrap();
+    handle.clear_between_groups_at(4, &mut of, 70, &places, Some(&mut clamped.view_mut())).unwrap();
     let found = handle.stream().clone_dtoh(&x).unwrap();
     for (row, bytes) in found.chunks(16).enumerate() {
         let is_taken = row % 4 < taken(row / 4);
@@ -87,7 +87,7 @@ fn what_lies_between_groups_becomes_zeros() {
     let mut x = MatMut::new(&mut x, DType::Bf16, rows, 24).unwrap();
     let mut refused = |slot_rows, groups, words: &[&str]| {
         let places = GroupedRows::Masked { slot_rows, counts: counts_on.view() };
-        let text = handle.clear_between_groups(&mut x, groups, &places, None).unwrap_err().to_string();
+        let text = handle.clear_between_groups_at(4, &mut x, groups, &places, None).unwrap_err().to_string();
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
     };
     refused(6, 5, &["slots of 6", "multiple of 4"]);

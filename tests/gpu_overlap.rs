@@ -440,7 +440,7 @@ fn shared_numbers_of_layouts_are_written_by_one() {
     let counts = handle.upload(&[1i64]).unwrap();
     let places = GroupedRows::Masked { slot_rows: 4, counts: counts.view() };
     let mut x = MatMut::new(one.rows_mut(), DType::Bf16, 4, 64).unwrap();
-    let clamped = handle.clear_between_groups(&mut x, 1, &places, Some(&mut other.rows_mut()));
+    let clamped = handle.clear_between_groups_at(4, &mut x, 1, &places, Some(&mut other.rows_mut()));
     said(clamped, &["count of clamped groups", "rows of groups"]);
 
     let tokens = handle.alloc(4 * 64 * 2).unwrap();

@@ -1,4 +1,4 @@
-// Rows of experts: what lies between groups becomes zeros, before casts and products that read it.
+// Rows of experts: what lies between groups becomes zeros, before casts and products that read it, and a number of each group that of its rows.
 #include "base/types.cuh"
 
 // Where groups of rows lie, as the grouped product reads it (gemm/sm90.cuh): group g has rows up to the next one's start at the most, and none where it
@@ -8,7 +8,7 @@ struct GroupPlaces {
     const i64* counts;  // [groups], rows of each
     u64 slot_rows;
     u32 groups;
-    u32 step;           // 4; of gradients of the matrices 128
+    u32 step;           // 4; where tiles of so many rows have a scale, those, as 128 of gradients of the matrices
 };
 
 __device__ __forceinline__ i64 start_of(const GroupPlaces& p, u32 g) { return p.starts ? p.starts[g] : (i64)(g * p.slot_rows); }
@@ -49,8 +49,10 @@ __device__ __forceinline__ u32 clamped_groups(const GroupPlaces& p, u32 rows) {
     return clamped;
 }
 
-// Whether a row is some group's. All lanes of a warp together.
-__device__ __forceinline__ bool is_of_group(const GroupPlaces& p, u32 rows, u32 row) {
+constexpr u32 NO_GROUP = 0xFFFFFFFFu;
+
+// Whose a row is. All lanes of a warp together.
+__device__ __forceinline__ u32 group_of(const GroupPlaces& p, u32 rows, u32 row) {
     const u32 lane = threadIdx.x % 32;
     // The last group before the first that begins behind the row, and the largest start up to there: where that is another's, the group is none.
     u32 behind = p.groups;
@@ -70,9 +72,9 @@ __device__ __forceinline__ bool is_of_group(const GroupPlaces& p, u32 rows, u32 
         behind = p.slot_rows == 0 ? 0 : (u32)min(row / p.slot_rows + 1, (u64)p.groups);
         largest = behind == 0 ? 0 : start_of(p, behind - 1);
     }
-    if (behind == 0) return false;
+    if (behind == 0) return NO_GROUP;
     const i64 at = start_of(p, behind - 1);
-    return at == largest && (i64)row < at + min(p.counts[behind - 1], room_of(p, rows, behind - 1, at));
+    return at == largest && (i64)row < at + min(p.counts[behind - 1], room_of(p, rows, behind - 1, at)) ? behind - 1 : NO_GROUP;
 }
 
 // Warp by warp, each with rows in turns.
@@ -90,12 +92,28 @@ extern "C" __global__ void __launch_bounds__(256) clear_between_groups(
         if (lane == 0) *clamped = count;
     }
     for (u32 row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
-        if (is_of_group(p, rows, row)) continue;
+        if (group_of(p, rows, row) != NO_GROUP) continue;
         u8* const to = x + row * row_stride;
         const u64 head = min((16 - (u64)to % 16) % 16, row_bytes), whole = (row_bytes - head) / 16 * 16;
         if (lane < head) to[lane] = 0;
         for (u64 i = lane * 16; i < whole; i += 32 * 16) *(uint4*)(to + head + i) = {0, 0, 0, 0};
         for (u64 i = head + whole + lane; i < row_bytes; i += 32) to[i] = 0;
+    }
+}
+
+// A number of each group for all its rows. Warp by warp, each with rows in turns.
+extern "C" __global__ void __launch_bounds__(256) spread_over_groups(
+    const float* of_groups,  /* [groups] */
+    float of_none,           /* of rows of no group */
+    float* of_rows,          /* [rows] */
+    u32 rows,
+    GroupPlaces p)
+{
+    begin();
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    for (u32 row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
+        const u32 group = group_of(p, rows, row);
+        if (lane == 0) of_rows[row] = group == NO_GROUP ? of_none : of_groups[group];
     }
 }
 

@@ -15,7 +15,7 @@ struct Nvfp4Out {
 };
 
 struct Nvfp4Given {
-    const float* rows;  // one float, or with `each` the amax of each row
+    const float* rows;  // one float, or with `each` one for each row: an amax, or what rule.given says
     const float* cols;  // the same for the transposed output
     u32 each;           // 1: a second level for each row of the output
 };
@@ -57,6 +57,12 @@ __device__ __forceinline__ float tree_sum(float e) {
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) e = __fadd_rn(e, __shfl_xor_sync(0xFFFFFFFFu, e, step));
     return e;
+}
+
+// The second level of a row that has its own.
+__device__ __forceinline__ Second second_of_row(float given, const Nvfp4Rule& rule) {
+    if (rule.given == GIVEN_ENCODE || rule.given == GIVEN_DECODE) return second_level(given, rule.given, rule.six_e);
+    return second_of(given, rule.six_e);
 }
 
 // What a kernel knows of its rule: MODE_PLAIN is the plain rule, rounded to nearest, in the data's own basis.
@@ -210,7 +216,7 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
             row_place(i, r, b);
             const u64 row = first_row + r, block = first_col / 16 + b;
             const bool inside = row < rows && block < blocks;
-            const Second second = given.each ? second_of(inside ? given.rows[row] : 0.0f, rule.six_e) : shared_second[0];
+            const Second second = given.each ? second_of_row(inside ? given.rows[row] : 0.0f, rule) : shared_second[0];
             if (given.each && inside && block == 0) out.scales[row] = second.scale;
             Block<T> own = own_block<16>(data[i]);
             const Codes c = transformed_block<T, MODE>(own, second, rule, row * blocks + block);
@@ -240,7 +246,7 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
         const u64 col = first_col + c, block = first_row / 16 + b;
         const bool inside = col < cols && block < blocks_t;
         Block<T> turned = column_block(tile, c, b);
-        const Second second = given.each ? second_of(inside ? given.cols[col] : 0.0f, rule.six_e) : shared_second[1];
+        const Second second = given.each ? second_of_row(inside ? given.cols[col] : 0.0f, rule) : shared_second[1];
         if (given.each && inside && block == 0) out.scales_t[col] = second.scale;
         const Codes codes = transformed_block<T, MODE>(turned, second, rule, col * blocks_t + block);
         packed[c * (TILE_ROWS / 16) + b] = codes.packed;

@@ -17,10 +17,13 @@
 #include "gemm/async_copy.cuh"
 #include "gemm/small_m.cuh"
 
+// In the place of a step, in products of groups alone: A has an outer scale for each group, or B one for each matrix, of which a group that is gated has two.
+constexpr u32 EACH_GROUP = 2;
+
 // Mirror of the struct of the same name in src/gpu/kernels/small_m_weights.rs.
 struct SmallMWeightsProblem {
     u32 m, n, k;         // k at most 2^26
-    u32 a_step, b_step;  // elements from the outer scale of a row to the next: 1, or 0 for one number
+    u32 a_step, b_step;  // elements from the outer scale of a row to the next: 1, or 0 for one number; EACH_GROUP: see there
     u32 bias_type, residual_type, d_type, activation;
     u32 releases, loads_early;  // 1 in links of chains: the next kernel behind the wait, weights before it. See `release` of base/launch.cuh
     u32 scale_pitch;  // of tiles of block scales their number along k; of FP32 scales of 128 columns from those of 128 columns to the next (1x128), or from

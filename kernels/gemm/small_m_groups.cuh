@@ -73,5 +73,5 @@ template <class C> __device__ __forceinline__ void small_m_groups(const SmallMWe
     extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
         gemm_small_m_groups_##scales##_##number##_##tokens(SmallMWeightsProblem p, SmallMGroups g) {                             \
         begin();                                                                                                                 \
-        small_m_groups<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p, g);                                          \
+        small_m_groups<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING, true>>(p, g);                                    \
     }

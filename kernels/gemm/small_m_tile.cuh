@@ -37,14 +37,16 @@ enum class Weights { NVFP4, NVFP4_REPACKED, MXFP4, MXFP8, FP8, FP8_1X128, FP8_12
     KERNEL(fp8_128x128, FP8_128X128, f16, F16, __VA_ARGS__)                                                                      \
     KERNEL(mxfp8, MXFP8, bf16, Bf16, __VA_ARGS__)
 
-// TOKENS: columns of a product, at least m. RING: stages.
-template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_> struct SmallMTileConfig {
+// TOKENS: columns of a product, at least m. RING: stages. OF_GROUPS: in a product of groups.
+template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_, bool OF_GROUPS = false> struct SmallMTileConfig {
     using Number = Number_;
     static constexpr Weights WEIGHTS = WEIGHTS_;
     static constexpr bool REPACKED = WEIGHTS == Weights::NVFP4_REPACKED, NVFP4 = WEIGHTS == Weights::NVFP4 || REPACKED, E2M1 = NVFP4 || WEIGHTS == Weights::MXFP4;
     // Bytes that multiply each weight; FP32 numbers that multiply sums of 128 columns.
     static constexpr bool BLOCK_SCALES = E2M1 || WEIGHTS == Weights::MXFP8;
     static constexpr bool GROUP_SCALES = WEIGHTS == Weights::FP8_1X128 || WEIGHTS == Weights::FP8_128X128;
+    // Whether outer scales may be those of groups: of schemes that have one for a matrix.
+    static constexpr bool LEVELS = OF_GROUPS && (NVFP4 || WEIGHTS == Weights::FP8);
     static constexpr u32 TOKENS = TOKENS_, RING = RING_, ROWS = 128, THREADS = 128;
     // Codes of 128 columns of a row: their bytes, and units of 16 of them.
     static constexpr u32 PITCH = E2M1 ? 64 : 128, UNITS = PITCH / 16;
@@ -283,9 +285,16 @@ __device__ __forceinline__ float2 sum_of_ranks(u32 ranks, u32 at, u32 pitch) {
 }
 
 // What a sum becomes before its activation. `b_row`: its row of B.
-template <class C> __device__ __forceinline__ float finish_tile_sum(const SmallMWeightsProblem& p, u32 row, u32 b_row, float sum) {
+template <class C> __device__ __forceinline__ float finish_tile_sum(const SmallMWeightsProblem& p, bool gated, u32 row, u32 b_row, float sum) {
     if (C::NVFP4) sum = __fmul_rn(Unit<typename C::Number>::NVFP4, sum);
-    return finish_sum<true>(p, row, b_row, b_row, sum);
+    if constexpr (C::LEVELS) {
+        SmallMWeightsProblem of = p;
+        if (p.a_step == EACH_GROUP) of.scales_a += b_row / p.n / (gated ? 2 : 1), of.a_step = 0;
+        if (p.b_step == EACH_GROUP) of.scales_b += b_row / p.n, of.b_step = 0;
+        return finish_sum<true>(of, row, b_row, b_row, sum);
+    } else {
+        return finish_sum<true>(p, row, b_row, b_row, sum);
+    }
 }
 
 template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeightsProblem& p, const SmallMPlace& part) {
@@ -338,7 +347,7 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     // What the end reads of vectors: on its way to L2 while B is read.
     if (thread < 4 && part.col + 32 * thread % part.columns() < p.n) {
         const u32 at = part.row_of_b(32 * thread, p.n);
-        if (p.scales_b) prefetch_line(p.scales_b + at * p.b_step);
+        if (p.scales_b) prefetch_line(p.scales_b + (C::LEVELS && p.b_step == EACH_GROUP ? at / p.n : at * p.b_step));
         if (p.bias) prefetch_line((const char*)p.bias + (u64)at * (p.bias_type == 2 ? 4 : 2));
     }
     if constexpr (C::OWN_PARTS) {
@@ -398,9 +407,9 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
             const u32 d_row = part.row + token;
             float v[1] = {token % 2 ? both.y : both.x}, residual[1];
             load_residual(p, d_row, col, residual);
-            v[0] = finish_tile_sum<C>(p, d_row, part.b_row + col, v[0]);
+            v[0] = finish_tile_sum<C>(p, part.gated, d_row, part.b_row + col, v[0]);
             finish(p, residual, v);
-            if (part.gated) v[0] = __fmul_rn(v[0], finish_tile_sum<C>(p, d_row, part.b_row + p.n + col, token % 2 ? others.y : others.x));
+            if (part.gated) v[0] = __fmul_rn(v[0], finish_tile_sum<C>(p, part.gated, d_row, part.b_row + p.n + col, token % 2 ? others.y : others.x));
             store_numbers(p.d, d_row * p.stride_d + col, p.d_type, v);
         }
     }

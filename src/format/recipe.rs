@@ -95,6 +95,18 @@ impl Recipe {
         }
     }
 
+    /// A recipe with a second level for each row, which a caller may give; an error for others.
+    pub(crate) fn of_row_levels(self) -> Result<Nvfp4Recipe> {
+        match self {
+            Self::Nvfp4(recipe) if recipe.scheme == Scheme::Nvfp4Row => Ok(recipe),
+            _ => Err(Error::unsupported(
+                format!("given second levels of rows with {}", self.scheme()),
+                "nvfp4-row alone has one for each row",
+                "quantize as nvfp4-row, or as nvfp4 with one for the whole matrix",
+            )),
+        }
+    }
+
     /// Checks options that exclude each other, and the rows of a matrix against [`Recipe::row_multiple`].
     pub(crate) fn check(self, rows: usize) -> Result<()> {
         if let Self::Fp8(recipe) = self {

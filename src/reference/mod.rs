@@ -47,6 +47,6 @@ pub use producers::{
 };
 pub use quantize::{
     amax, dequantize, quantize, quantize_part, quantize_rows, quantize_tensor, quantize_transposed,
-    quantize_transposed_with_scale, quantize_with_scale,
+    quantize_transposed_with_scale, quantize_with_row_scales, quantize_with_scale,
 };
 pub use sample::rows_of;

@@ -113,12 +113,22 @@ fn four_over_six(
     FourOverSix { scales, errors }
 }
 
-/// `x` by an NVFP4 recipe, with the second level found or given: rows from `first_row` on of the matrix that random bytes are
+/// Where second levels come from.
+#[derive(Clone, Copy)]
+pub(super) enum Levels<'a> {
+    Found,
+    /// Given for the whole matrix.
+    One(GivenScale),
+    /// Given for each row.
+    Each(GivenScale<&'a [f32]>),
+}
+
+/// `x` by an NVFP4 recipe, with second levels found or given: rows from `first_row` on of the matrix that random bytes are
 /// counted in. Recipe and columns were checked.
 pub(super) fn quantize(
     x: &ArrayView2<f32>,
     recipe: Nvfp4Recipe,
-    given: Option<GivenScale>,
+    given: Levels<'_>,
     first_row: usize,
 ) -> Result<HostQuantMatrix> {
     if recipe.options().basis == Basis::Hadamard16 {
@@ -137,12 +147,7 @@ fn transform(x: &ArrayView2<f32>) -> Array2<f32> {
     y
 }
 
-fn encode(
-    x: &ArrayView2<f32>,
-    recipe: Nvfp4Recipe,
-    given: Option<GivenScale>,
-    first_row: usize,
-) -> Result<HostQuantMatrix> {
+fn encode(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Levels<'_>, first_row: usize) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
     let options = recipe.options();
     let lines = match options.shape {
@@ -182,15 +187,19 @@ fn encode(
 }
 
 /// Steps 1 and 2: one second level for the matrix, or one for each row.
-fn second_levels(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenScale>) -> Vec<SecondLevel> {
+fn second_levels(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Levels<'_>) -> Vec<SecondLevel> {
     let (rows, cols) = x.dim();
     let bound = recipe.options().bound;
     let level = |given| match recipe.torchao() {
         Some(device) => SecondLevel::torchao(given, device),
         None => SecondLevel::new(given, bound),
     };
-    if let Some(given) = given {
-        return vec![level(given)];
+    match given {
+        Levels::Found => {}
+        Levels::One(given) => return vec![level(given)],
+        // Rows without elements have an amax of 0, and so has their scale.
+        Levels::Each(_) if cols == 0 => {}
+        Levels::Each(given) => return given.number().iter().map(|number| level(given.with_number(*number))).collect(),
     }
     let mut row_amax = vec![0.0; rows];
     parallel::for_each_piece(&mut row_amax, 1, cols, |i, out| out[0] = amax(&row(x, i)));

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use multiversion::multiversion;
 use ndarray::{Array2, ArrayView2};
 
+use super::nvfp4::Levels;
 use super::{mx, nvfp4, parallel};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
@@ -59,7 +60,7 @@ pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) ->
         Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
             mx::quantize(&x, recipe.scheme(), rule)
         }
-        Recipe::Nvfp4(recipe) => nvfp4::quantize(&x, recipe, None, 0),
+        Recipe::Nvfp4(recipe) => nvfp4::quantize(&x, recipe, Levels::Found, 0),
     }
 }
 
@@ -88,7 +89,33 @@ pub fn quantize_with_scale(
     scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
     let recipe = check_given(&x, source, recipe.into())?;
-    nvfp4::quantize(&x, recipe, Some(scale), 0)
+    nvfp4::quantize(&x, recipe, Levels::One(scale), 0)
+}
+
+/// [`quantize`] to `nvfp4-row` with a second level for each row that the caller brings: rows of one level have the codes and scales that they have as an `nvfp4` matrix of it
+/// ([`quantize_with_scale`]). So rows of experts are quantized whose activations have a given scale for each expert. None is refused ([`GivenScale`]).
+///
+/// # Errors
+/// As [`quantize`]; [`Error::Shape`] unless there is one for each row; [`Error::Unsupported`] if the recipe is for another scheme than [`Scheme::Nvfp4Row`].
+pub fn quantize_with_row_scales(
+    x: ArrayView2<f32>,
+    source: DType,
+    recipe: impl Into<Recipe>,
+    scales: GivenScale<&[f32]>,
+) -> Result<HostQuantMatrix> {
+    let recipe = recipe.into();
+    check(&x, source, recipe)?;
+    let recipe = recipe.of_row_levels()?;
+    let found = scales.number().len();
+    if found != x.nrows() {
+        return Err(Error::shape(
+            "second levels of rows",
+            format!("{found} numbers"),
+            format!("must be {}: one for each row", x.nrows()),
+            "pass the level of each row, also of rows that share one",
+        ));
+    }
+    nvfp4::quantize(&x, recipe, Levels::Each(scales), 0)
 }
 
 /// [`quantize_rows`] of the first rows of a matrix, or of any but of a stochastic recipe.
@@ -132,7 +159,7 @@ pub fn quantize_rows(
             };
             cast(&x, fp8.scheme(), fp8.format, &[factors])
         }
-        Recipe::Nvfp4(nv) if nv.scheme() == Scheme::Nvfp4 => nvfp4::quantize(&x, nv, Some(whole), first_row),
+        Recipe::Nvfp4(nv) if nv.scheme() == Scheme::Nvfp4 => nvfp4::quantize(&x, nv, Levels::One(whole), first_row),
         _ => quantize(x, source, recipe),
     }
 }

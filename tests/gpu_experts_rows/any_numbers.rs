@@ -136,7 +136,7 @@ fn any_numbers_are_taken_alike() {
             let mut x = handle.upload(&vec![POISON; ROWS * K * 2]).unwrap();
             let mut clamped = handle.upload(&[77u32]).unwrap();
             let mut of = MatMut::new(&mut x, DType::Bf16, ROWS, K).unwrap();
-            handle.clear_between_groups(&mut of, groups, &places(), Some(&mut clamped.view_mut())).unwrap();
+            handle.clear_between_groups_at(4, &mut of, groups, &places(), Some(&mut clamped.view_mut())).unwrap();
             assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [bad], "{what}");
             let cleared = handle.read_bytes(&x.view()).unwrap();
             for (row, (bytes, owner)) in cleared.chunks(K * 2).zip(&whose).enumerate() {

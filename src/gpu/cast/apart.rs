@@ -6,23 +6,23 @@ use crate::gpu::matrix::QuantSpans;
 
 /// What a quantizer reads and writes, by its addresses.
 #[derive(Clone, Copy)]
-pub(super) struct Quantizing<'a, 's> {
-    pub(super) x: Span<'s>,
+pub(crate) struct Quantizing<'a, 's> {
+    pub(crate) x: Span<'s>,
     /// A scale, or a second level: of memory that may be longer the one number that is read.
-    pub(super) given: Option<&'a Span<'s>>,
-    pub(super) out: Option<&'a QuantSpans<'s>>,
-    pub(super) transposed: Option<&'a QuantSpans<'s>>,
+    pub(crate) given: Option<&'a Span<'s>>,
+    pub(crate) out: Option<&'a QuantSpans<'s>>,
+    pub(crate) transposed: Option<&'a QuantSpans<'s>>,
     /// Received beside, as many bytes as are written.
-    pub(super) amax: Option<Span<'s>>,
+    pub(crate) amax: Option<Span<'s>>,
 }
 
 impl<'s> Quantizing<'_, 's> {
     /// Of x alone.
-    pub(super) fn of(x: Span<'s>) -> Self {
+    pub(crate) fn of(x: Span<'s>) -> Self {
         Self { x, given: None, out: None, transposed: None, amax: None }
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let Self { x, given, out, transposed, amax } = *self;
         let read = [("x", x)].into_iter().chain(given.map(|given| ("given scale", given.slice(0, 4))));
         let out = out.into_iter().flat_map(|out| parts(["codes", "scales", "block scales"], out));

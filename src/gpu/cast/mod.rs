@@ -1,6 +1,6 @@
 //! Quantizers, casts and dequantizers.
 
-mod apart;
+pub(crate) mod apart;
 pub(crate) mod backward;
 pub(crate) mod grouped;
 pub(crate) mod groups;

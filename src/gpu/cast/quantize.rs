@@ -101,7 +101,7 @@ impl Handle {
     }
 
     /// What is said of matrices that were just written, and what is derived from them.
-    fn rewritten(&self, recipe: Recipe, targets: [Option<&mut QuantMatrix>; 2]) -> Result<()> {
+    pub(crate) fn rewritten(&self, recipe: Recipe, targets: [Option<&mut QuantMatrix>; 2]) -> Result<()> {
         targets.into_iter().flatten().try_for_each(|out| {
             out.set_basis(recipe.basis());
             out.derive_again(self)
@@ -493,23 +493,23 @@ impl Handle {
     }
 }
 
-fn input<'a>(x: &MatRef<'_>, span: &'a Span<'a>) -> Input<'a> {
+pub(crate) fn input<'a>(x: &MatRef<'_>, span: &'a Span<'a>) -> Input<'a> {
     Input { x: span, dtype: x.dtype(), rows: x.rows(), cols: x.cols(), row_stride: x.row_stride() }
 }
 
 /// What is read of x: its memory may be longer.
-fn read_of<'s>(x: &MatRef<'_>, span: &Span<'s>) -> Span<'s> {
+pub(crate) fn read_of<'s>(x: &MatRef<'_>, span: &Span<'s>) -> Span<'s> {
     span.slice(0, x.extent_bytes())
 }
 
-fn check_input(x: &MatRef<'_>) -> Result<()> {
+pub(crate) fn check_input(x: &MatRef<'_>) -> Result<()> {
     if !x.dtype().is_wide() {
         return Err(Error::dtype("x", x.dtype(), "cannot be quantized", "pass bf16, f16 or f32"));
     }
     check_quantize_cols("x", x.cols())
 }
 
-pub(super) fn output<'a>(QuantSpans { codes, scales, block_scales }: &'a QuantSpans<'a>) -> Output<'a> {
+pub(crate) fn output<'a>(QuantSpans { codes, scales, block_scales }: &'a QuantSpans<'a>) -> Output<'a> {
     Output { codes, scales, block_scales }
 }
 
@@ -569,7 +569,7 @@ fn transposed_cols(recipe: Recipe, rows: usize) -> usize {
     }
 }
 
-pub(super) fn check_target(name: &str, out: &QuantMatrix, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
+pub(crate) fn check_target(name: &str, out: &QuantMatrix, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
     if out.scheme() != scheme || (out.rows(), out.cols()) != (rows, cols) {
         return Err(Error::shape(
             name,

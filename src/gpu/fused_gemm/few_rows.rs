@@ -130,7 +130,8 @@ impl<'a> FusedGemmArgs<'a> {
         };
         let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
         let (a, b, alpha, bias, activation) = (few::RowsOfA::Plain(a), self.b, self.alpha, None, Activation::Silu);
-        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Gated(way) }
+        let scales = [None, self.scales_of_b.as_ref()];
+        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, scales, way: few::FewWay::Gated(way) }
             .multiply(handle)
     }
 

@@ -7,7 +7,9 @@ mod two_steps;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, Operand, Scheme, pair};
+use crate::gpu::device::memory::DeviceBytes;
 use crate::gpu::gemm::available::HOPPER;
+use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::grouped::fit::{
     Fit, check_apart, check_numbers, check_operands_apart, check_parts_apart, check_places_apart,
@@ -64,6 +66,7 @@ pub struct FusedGemmArgs<'a> {
     expected_rows: Option<usize>,
     config: Option<Sm90Config>,
     small_m_config: Option<SmallMConfig>,
+    scales_of_b: Option<DeviceBytes<'a>>,
     batch_invariant: bool,
 }
 
@@ -126,6 +129,7 @@ impl<'a> FusedGemmArgs<'a> {
             expected_rows: None,
             config: None,
             small_m_config: None,
+            scales_of_b: None,
             batch_invariant: false,
         }
     }
@@ -172,6 +176,12 @@ impl<'a> FusedGemmArgs<'a> {
         Self { small_m_config: Some(config), ..self }
     }
 
+    /// Of groups of plain rows, a scale for each matrix in the place of the one of an `nvfp4` or `fp8-tensor` B, as published experts have: FP32, two for each group, of gate and of up, 4-byte aligned. What it holds when the
+    /// product runs is what counts. Others are refused.
+    pub fn scales_of_b(self, scales: DeviceBytes<'a>) -> Self {
+        Self { scales_of_b: Some(scales), ..self }
+    }
+
     /// Whether a row of D must have the same bits whatever m is; not unless told. Whichever rows stand beside it, it has them anyway, and in groups
     /// and from 33 rows on whatever m is, too: for fewer the parts of k follow m.
     pub fn batch_invariant(self, batch_invariant: bool) -> Self {
@@ -189,8 +199,22 @@ impl<'a> FusedGemmArgs<'a> {
         [m, n, self.a.cols()]
     }
 
+    /// Refuses scales of matrices that no kernel reads.
+    fn check_scales(&self) -> Result<()> {
+        let served = matches!(self.a, GroupedA::Plain(_)) && self.groups.is_some();
+        if self.scales_of_b.is_none() || (served && second_level(self.b.scheme().into()) == ScaleUse::One) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("a scale for each matrix of {} x {}", self.a.operand(), self.b.scheme()),
+            "SwiGLU of groups of plain rows reads it, in the place of the one of an nvfp4 or fp8-tensor B",
+            "pass a B of nvfp4-row or fp8-row, each of whose rows has the scale of its matrix",
+        ))
+    }
+
     /// Which kernels multiply these operands.
     fn way(&self, handle: &Handle) -> Result<Way<'a>> {
+        self.check_scales()?;
         match &self.a {
             GroupedA::Quantized(a) => {
                 let layout = self.check_pair(handle, a)?;

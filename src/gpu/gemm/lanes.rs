@@ -82,6 +82,11 @@ impl Lanes {
         }
     }
 
+    /// The same up to where other scratch memory may begin.
+    pub(crate) fn bytes_before(&self) -> usize {
+        self.bytes().next_multiple_of(GRAIN)
+    }
+
     /// Offset and length of a stream's scratch, and of its workspace unless that is the handle's.
     pub(crate) fn parts(&self, lane: usize) -> [Option<(usize, usize)>; 2] {
         let Some(before) = lane.checked_sub(1) else { return [Some((0, self.scratch)), None] };

@@ -21,6 +21,8 @@ pub(crate) struct Many {
     pub(crate) streams: Option<usize>,
     pub(crate) alpha: f32,
     pub(crate) beta: f32,
+    /// Bytes of scratch memory beside what the products need.
+    pub(crate) beside: usize,
 }
 
 /// The operands of one of them.
@@ -59,7 +61,7 @@ impl Handle {
                 ))?;
                 sides.reserve(self.queue(), lanes.sides())?;
             }
-            self.reserve_scratch(lanes.bytes())?;
+            self.reserve_scratch(if many.beside > 0 { lanes.bytes_before() + many.beside } else { lanes.bytes() })?;
             run(ManyPlan { plan, lanes, sides: &sides, many })
         });
         *self.slot::<Sides>() = sides;
@@ -71,6 +73,12 @@ impl ManyPlan<'_> {
     /// What they compute, and in which parts; `None` where D has no elements.
     pub(crate) fn outline(&self) -> Option<Outline> {
         self.plan.candidate.as_ref().map(|candidate| *candidate.outline())
+    }
+
+    /// The scratch memory beside what the products need.
+    pub(crate) fn beside<'h>(&self, handle: &'h Handle) -> Result<Span<'h>> {
+        let before = if self.many.beside > 0 { self.lanes.bytes_before() } else { 0 };
+        Ok(handle.scratch(before + self.many.beside)?.slice(before, self.many.beside))
     }
 
     /// Makes ready what the plan reads in one more B.
@@ -185,7 +193,7 @@ mod tests {
         });
         let mut d = handle.alloc(COUNT * SIZE * SIZE * 4).unwrap();
         let run = |d: &mut DeviceBuffer, fails: Option<usize>, streams: usize| {
-            let many = Many { count: COUNT, streams: Some(streams), alpha: 1.0, beta: 0.0 };
+            let many = Many { count: COUNT, streams: Some(streams), alpha: 1.0, beta: 0.0, beside: 0 };
             handle.with_many(&desc, &b, many, |plan| {
                 let outline = plan.outline().expect("D has elements");
                 let mut view = d.view_mut();

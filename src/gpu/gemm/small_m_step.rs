@@ -14,7 +14,7 @@ use crate::gpu::gemm::steps::Search;
 use crate::gpu::gemm::sum::{Sum, Target, ValueSource};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,
+    Each, KernelFamily, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,
     SmallMWeightsCall,
 };
 
@@ -179,7 +179,8 @@ impl SmallMProduct {
 fn outer<'s>(name: &str, operand: Operand, spans: &'s Spans<'s>) -> Result<Option<OuterScales<'s>>> {
     let each = match second_level(operand) {
         ScaleUse::Nothing => return Ok(None),
-        level => level == ScaleUse::Each,
+        ScaleUse::One => Each::All,
+        ScaleUse::Each => Each::Row,
     };
     Ok(Some(OuterScales { scales: required(&format!("scales of {name}"), &spans.scales)?, each }))
 }

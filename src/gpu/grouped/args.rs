@@ -59,7 +59,7 @@ pub struct GroupedGemmArgs<'a> {
 
 impl<'a> GroupedGemmArgs<'a> {
     /// A: the rows of all groups, k columns, `fp8-1x128` where B is `fp8-128x128`, else `fp8-1x128`, `fp8-row` or `fp8-tensor`, as B is; E4M3, one of both also E5M2. B: `groups * n`
-    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups, or each has its own ([`GroupedGemmArgs::scales_of_a`], [`GroupedGemmArgs::scales_of_b`]). D: BF16, F16 or F32, A's rows by n, apart
+    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` and `nvfp4` one scale is that of all groups, or each has its own ([`GroupedGemmArgs::scales_of_a`], [`GroupedGemmArgs::scales_of_b`]). D: BF16, F16 or F32, A's rows by n, apart
     /// from all that is read.
     ///
     /// On sm_90 also both with block scales, MXFP8, MXFP4 and NVFP4, but for a B in E5M2: a launch dequantizes all rows of A into scratch memory, and one multiplies the groups as
@@ -82,7 +82,7 @@ impl<'a> GroupedGemmArgs<'a> {
 
     /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only). A: BF16 or F16, its rows any
     /// multiple of 16 bytes apart. B: NVFP4 and FP8 in E4M3, for a BF16 A also MXFP4 and MXFP8 in E4M3; `groups * n` rows, n a multiple of 128; one second-level
-    /// scale of `nvfp4` is that of all groups, `nvfp4-row` has one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch, with groups as many as there are: matrices of groups
+    /// scale of `nvfp4`, or scale of `fp8-tensor`, is that of all groups, unless each has its own ([`GroupedGemmArgs::scales_of_b`]); `nvfp4-row` and `fp8-row` have one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch, with groups as many as there are: matrices of groups
     /// without rows are not read. Made for decode, where a group has few rows, it takes any number: 32 of a group, or 64 where it usually has more than 96, are multiplied by one pass over
     /// its matrix, and as many passes are made as it takes, most of them from L2; each row has the same bits whatever [`GroupedGemmArgs::expected_rows`] says. With hundreds of rows of each group it is up to
     /// three times as slow as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance.md).
@@ -140,14 +140,15 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { activation, ..self }
     }
 
-    /// A scale for each group in the place of the one of an `fp8-tensor` A, or of those that members of a grouped tensor have: FP32, as many as groups, 4-byte aligned; of one launch alone. What it holds when the
-    /// product runs is what counts.
+    /// A scale for each group in the place of the one of an `fp8-tensor` or `nvfp4` A, or of those that members of a grouped tensor have: FP32, as many as groups, 4-byte aligned. Of NVFP4 it is the second level, as a decode factor (`amax / 2688`). What it holds when the
+    /// product runs is what counts; where each slot is a product, a copy before lays them apart in scratch memory, 32 bytes for each group. Others are refused: rows of `fp8-row` and `nvfp4-row` have the scale of their group
+    /// ([`Handle::quantize_nvfp4_groups_into`](crate::Handle::quantize_nvfp4_groups_into)).
     pub fn scales_of_a(self, scales: DeviceBytes<'a>) -> Self {
         let [_, b] = self.scales;
         Self { scales: [Some(scales), b], ..self }
     }
 
-    /// The same of an `fp8-tensor` B: experts that were quantized each by itself, whose codes lie one behind the other.
+    /// The same of an `fp8-tensor` or `nvfp4` B, of a plain A, too: experts that were quantized each by itself, as published ones with a `weight_scale_2` each, whose codes and block scales lie one behind the other.
     pub fn scales_of_b(self, scales: DeviceBytes<'a>) -> Self {
         let [a, _] = self.scales;
         Self { scales: [a, Some(scales)], ..self }
@@ -167,7 +168,7 @@ impl<'a> GroupedGemmArgs<'a> {
 
     /// One product a slot, also where one launch would take all of them: by the plan of a slot's product, whose choice a record or a tuning table decides
     /// ([`Handle::set_tuning`](crate::Handle::set_tuning)), to compare the two or where it was measured as faster. Counts are not read then, and an empty slot takes as long as a full one. Of slots
-    /// of a multiple of 128 rows, quantized, not by 1x128 scales on either side, without scales of groups and a [configuration](Self::config); others are refused.
+    /// of a multiple of 128 rows, quantized, not by 1x128 scales on either side, without a [configuration](Self::config); others are refused.
     pub fn product_a_slot(self) -> Self {
         Self { a_product_a_slot: true, ..self }
     }

@@ -6,14 +6,14 @@ use super::{GroupedA, GroupedRows};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, DType, Fp8Recipe, Operand, Scheme, pair};
-use crate::gpu::device::memory::Span;
+use crate::gpu::device::memory::{DeviceBytes, Span};
 use crate::gpu::device::stream::Queue;
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    BlockCodes, E2M1_K_MULTIPLE, Input, KernelFamily, Kernels, OuterScales, Output, Sm90Groups, SmallMConfig,
+    BlockCodes, E2M1_K_MULTIPLE, Each, Input, KernelFamily, Kernels, OuterScales, Output, Sm90Groups, SmallMConfig,
     SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
@@ -169,11 +169,11 @@ impl SpansOfA<'_> {
         }
     }
 
-    /// The scales that are no part of the numbers.
-    fn outer(&self) -> Option<OuterScales<'_>> {
+    /// The scales that are no part of the numbers, in the place of one those of groups.
+    fn outer<'a>(&'a self, of_groups: Option<&'a Span<'a>>) -> Option<OuterScales<'a>> {
         match self {
             Self::Plain { .. } => None,
-            Self::Quantized { q, read, .. } => outer(second_level(q.scheme().into()), &read.scales),
+            Self::Quantized { q, read, .. } => outer(second_level(q.scheme().into()), &read.scales, of_groups),
         }
     }
 
@@ -286,6 +286,8 @@ pub(crate) struct FewRows<'c, 'a> {
     pub(crate) alpha: f32,
     pub(crate) bias: Option<&'c VecRef<'a>>,
     pub(crate) activation: Activation,
+    /// In the place of the one scale of A, or of B, one for each group, or for each matrix: with groups alone.
+    pub(crate) scales: [Option<&'c DeviceBytes<'a>>; 2],
     pub(crate) way: FewWay,
 }
 
@@ -332,7 +334,7 @@ impl FewRows<'_, '_> {
 
     /// The same with kernels that are loaded, and so much scratch memory.
     fn enqueue(&mut self, handle: &Handle, [of_a, of_products, of_results]: [usize; 3]) -> Result<()> {
-        let &mut Self { weights, a, b, groups, ref mut d, alpha, bias, activation, way } = self;
+        let &mut Self { weights, a, b, groups, ref mut d, alpha, bias, activation, scales: of_groups, way } = self;
         let (queue, kernels) = (handle.queue(), handle.kernels());
         let ([m, k], [_, n]) = (a.shape(), d.shape());
         let order = queue.order();
@@ -370,7 +372,12 @@ impl FewRows<'_, '_> {
             }
         };
         d.written().try_for_each(|d| a.check_apart(d))?;
-        let outer = outer(level, &spans.scales);
+        let [of_groups_a, of_groups_b] = of_groups.map(|scales| scales.map(|scales| scales.at(&order)).transpose());
+        let of_groups = [of_groups_a?, of_groups_b?];
+        for of_groups in of_groups.iter().flatten() {
+            d.written().try_for_each(|d| check_apart("scales of groups", &[of_groups], d))?;
+        }
+        let outer = outer(level, &spans.scales, of_groups[1].as_ref());
         let end = |d, d_stride, d_type, activation| SmallMEnd {
             alpha,
             beta: 0.0,
@@ -394,7 +401,7 @@ impl FewRows<'_, '_> {
             codes: &spans.codes,
             scales,
             parts: None,
-            outer: [a.outer(), outer],
+            outer: [a.outer(of_groups[0].as_ref()), outer],
             end,
         };
         let (config, gated) = match way {
@@ -424,9 +431,14 @@ impl FewRows<'_, '_> {
     }
 }
 
-/// The scales of this level, if there are any.
-fn outer<'s>(level: ScaleUse, scales: &'s Span<'s>) -> Option<OuterScales<'s>> {
-    (level != ScaleUse::Nothing).then(|| OuterScales { scales, each: level == ScaleUse::Each })
+/// The scales of this level, if there are any; those of groups take the place of one.
+fn outer<'s>(level: ScaleUse, scales: &'s Span<'s>, of_groups: Option<&'s Span<'s>>) -> Option<OuterScales<'s>> {
+    match (level, of_groups) {
+        (ScaleUse::Nothing, _) => None,
+        (ScaleUse::One, Some(scales)) => Some(OuterScales { scales, each: Each::Group }),
+        (ScaleUse::One, None) => Some(OuterScales { scales, each: Each::All }),
+        (ScaleUse::Each, _) => Some(OuterScales { scales, each: Each::Row }),
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie (`rows`): of FP8 operands those of `sm90`, of plain rows those that decode weights
-//! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). `way` chooses. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `fit`: what operands must have in
+//! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). `way` chooses. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `levels`: rows as NVFP4 by a given second level of each group. `fit`: what operands must have in
 //! common. `clamped`: how many groups were not taken as their numbers say, and `apart`: in memory that nobody else reads or writes. `operand`: matrices, and grouped tensors as such.
 
 mod apart;
@@ -10,6 +10,7 @@ mod between;
 mod clamped;
 pub(crate) mod few;
 pub(crate) mod fit;
+mod levels;
 mod operand;
 mod rows;
 mod slots;
@@ -132,11 +133,12 @@ impl Handle {
         config: SmallMGroupsConfig,
         dtype: DType,
     ) -> Result<()> {
-        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = args;
+        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, scales, .. } = args;
         let a = few::RowsOfA::of(a, dtype);
         let (alpha, bias, activation, groups) = (*alpha, bias.as_ref(), *activation, Some((*groups, &*rows)));
         let d = few::FewOut::Numbers(d);
-        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Plain(config) }
+        let scales = scales.each_ref().map(Option::as_ref);
+        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, scales, way: few::FewWay::Plain(config) }
             .multiply(self)
     }
 }

@@ -62,6 +62,14 @@ impl GroupedRows<'_> {
         }
     }
 
+    /// Rows of a slot; `None` where the device alone knows where groups begin.
+    pub(crate) fn slot_rows(&self) -> Option<usize> {
+        match self {
+            Self::Masked { slot_rows, .. } => Some(*slot_rows),
+            Self::Contiguous { .. } => None,
+        }
+    }
+
     /// How many rows a group has, as far as the host knows: all that a slot holds, or an equal share.
     pub(crate) fn expected(&self, groups: usize, rows: usize) -> usize {
         match self {

@@ -8,9 +8,10 @@ use crate::format::{DType, Operand, pair};
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::lanes::check_streams;
 use crate::gpu::gemm::our_pairs::{Sm90Pair, grouped_pair};
+use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{Sm90Along, Sm90Config, Sm90Scales, SmallMGroupsConfig, SmallMWeights};
+use crate::gpu::kernels::{Sm90Along, Sm90Config, SmallMGroupsConfig, SmallMWeights};
 use crate::gpu::lt::why_not_grouped;
 use crate::gpu::matrix::QuantMatrix;
 
@@ -45,7 +46,6 @@ impl<'a> GroupedGemmArgs<'a> {
                         "leave it out",
                     ));
                 }
-                self.check_scales(false)?;
                 self.check()?;
                 return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?, a.dtype()));
             }
@@ -56,7 +56,6 @@ impl<'a> GroupedGemmArgs<'a> {
         let reason = match grouped_pair(a.scheme(), b.scheme()) {
             Ok(_) if self.a_product_a_slot => "it is asked for".to_string(),
             Ok(pair) if (major, minor) == HOPPER => {
-                self.check_scales(pair.scales == Sm90Scales::Outer { each: [false; 2] })?;
                 self.config.map_or(Ok(()), |config| pair.check_groups(Sm90Along::Rows, config))?;
                 self.check()?;
                 return Ok(Way::Launch(a, pair));
@@ -64,7 +63,6 @@ impl<'a> GroupedGemmArgs<'a> {
             Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
             Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
         };
-        self.check_scales(false)?;
         // A pair that nobody multiplies has a reason of its own.
         let device = handle.device().to_string();
         pair::check_pair(a.scheme(), b.scheme(), &device)?;
@@ -125,20 +123,17 @@ impl<'a> GroupedGemmArgs<'a> {
         Ok(())
     }
 
-    /// Refuses scales of groups, unless the way of the product reads them.
-    fn check_scales(&self, are_read: bool) -> Result<()> {
-        if are_read || self.scales.iter().all(Option::is_none) {
+    /// Refuses scales of groups of an operand that has none for a whole matrix.
+    fn check_scales(&self) -> Result<()> {
+        let operands = [self.a.operand(), self.b.scheme().into()];
+        let has_one = |operand: Operand| second_level(operand) == ScaleUse::One;
+        if self.scales.iter().zip(operands).all(|(scales, operand)| scales.is_none() || has_one(operand)) {
             return Ok(());
         }
         Err(Error::unsupported(
             format!("a scale for each group of {} x {}", self.a.operand(), self.b.scheme()),
-            "the kernels for sm_90 read it of fp8-tensor operands, in one launch of all groups",
-            match self.a_product_a_slot {
-                true => {
-                    "leave product_a_slot out, or pass operands of fp8-row, each of whose rows has the scale of its group"
-                }
-                false => "pass operands of fp8-row, each of whose rows has the scale of its group",
-            },
+            "it takes the place of the one that a whole matrix has: of fp8-tensor operands and of nvfp4",
+            "pass operands of fp8-row or nvfp4-row, each of whose rows has the scale of its group",
         ))
     }
 
@@ -146,6 +141,7 @@ impl<'a> GroupedGemmArgs<'a> {
     fn check(&self) -> Result<()> {
         let Self { a, b, groups, rows, d, bias, .. } = self;
         let (of_a, of_d) = ([a.rows(), a.cols()], [d.rows(), d.cols()]);
+        self.check_scales()?;
         check_members(self.tensors, *groups, rows)?;
         let groups = Some((*groups, rows));
         Fit { a: of_a, b, d: of_d, groups, matrices: 1, bias: bias.as_ref() }.check()?;

@@ -27,7 +27,7 @@ use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
 /// dY and X lie in slots of equal length, a multiple of 16 rows; each slot is cast to the transpose that the product reads
 /// ([`Handle::quantize_slots_transposed_into`]), and is summed over whole: an empty group takes as long as a full one.
 ///
-/// Rows of no group must be zeros in dY and X before they are cast, which [`Handle::clear_between_groups`] sees to, whatever the counts are by then: they share
+/// Rows of no group must be zeros in dY and X before they are cast, which [`Handle::clear_between_groups`] sees to (of slots of no multiple of 128 rows [`Handle::clear_between_groups_at`]), whatever the counts are by then: they share
 /// scales with rows of groups and are summed over with them, in the one form up to the next multiple of 128, in the other all of a slot's. So one captured graph of
 /// clearing, casts and products takes any counts.
 pub struct GroupedWeightGradient<'a> {
@@ -251,7 +251,7 @@ impl Slots<'_> {
             self.check_dw_apart(handle, dw)?;
             return (0..dy.len()).try_for_each(|g| handle.scaled_gemm(self.one(dw, g, out)?));
         };
-        let many = Many { count: dy.len(), streams, alpha: 1.0, beta: 1.0 };
+        let many = Many { count: dy.len(), streams, alpha: 1.0, beta: 1.0, beside: 0 };
         handle.with_many(&desc, &x[0], many, |plan| {
             let Some(outline) = plan.outline() else { return Ok(()) };
             x.iter().try_for_each(|x| plan.make_ready(handle, x))?;

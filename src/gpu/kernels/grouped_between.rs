@@ -1,8 +1,8 @@
-//! The launch that clears what lies between groups of rows: `kernels/cast/grouped_between.cu`.
+//! Launches that go before casts of groups of rows, `kernels/cast/grouped_between.cu`: what lies between groups is cleared, and rows get a number of their group.
 
 use super::Kernels;
 use super::launch::{Blocks, THREADS, enqueue};
-use super::operand::{address, check_aligned, check_bytes, extent, words};
+use super::operand::{address, check_aligned, check_bytes, check_floats, extent, words};
 use super::sm90_groups::Sm90Along;
 use crate::error::{Error, Result};
 use crate::gpu::device::memory::{Named, Span, check_apart};
@@ -44,7 +44,8 @@ impl GroupPlaces<'_> {
         numbers.into_iter().filter_map(move |(name, span)| Some((name, span?.slice(0, bytes))))
     }
 
-    fn checked(&self, rows: usize, along: Sm90Along) -> Result<Places> {
+    /// Groups begin at multiples of `step`.
+    fn checked(&self, rows: usize, step: usize) -> Result<Places> {
         for (name, numbers) in [("counts of groups", Some(self.counts)), ("starts of groups", self.starts)] {
             let Some(numbers) = numbers else { continue };
             check_bytes(name, numbers, self.groups.saturating_mul(8))?;
@@ -60,13 +61,7 @@ impl GroupPlaces<'_> {
             ));
         }
         let (starts, counts) = (address(self.starts), self.counts.address);
-        Ok(Places {
-            starts,
-            counts,
-            slot_rows: self.slot_rows as u64,
-            groups: self.groups as u32,
-            step: along.step() as u32,
-        })
+        Ok(Places { starts, counts, slot_rows: self.slot_rows as u64, groups: self.groups as u32, step: step as u32 })
     }
 }
 
@@ -78,18 +73,35 @@ impl Kernels {
         stream: &Queue,
         x: &Span<'_>,
         (rows, row_bytes, row_stride): (usize, usize, usize),
-        places: &GroupPlaces<'_>,
+        (places, step): (&GroupPlaces<'_>, usize),
         clamped: Option<&Span<'_>>,
     ) -> Result<()> {
         let bytes = extent(rows, row_bytes, row_stride);
         check_bytes("rows of groups", x, bytes)?;
         clamped.map_or(Ok(()), check_clamped)?;
         check_cleared_apart(&x.slice(0, bytes), places, clamped)?;
-        let places = places.checked(rows, Sm90Along::Rows)?;
+        let places = places.checked(rows, step)?;
         let blocks = Blocks::new((rows.div_ceil(WARPS).clamp(1, self.sm_count * BLOCKS), 1), THREADS);
         let kernel = self.grouped(stream)?.clear_between;
         let (row_bytes, row_stride) = (row_bytes as u64, row_stride as u64);
         enqueue!(stream, kernel, blocks, x.address, row_bytes, row_stride, rows as u32, places, address(clamped))
+    }
+
+    /// Of each of so many rows the number of its group, or that of none.
+    pub(crate) fn spread_over_groups(
+        &self,
+        stream: &Queue,
+        (of_groups, of_none): (&Span<'_>, f32),
+        of_rows: &Span<'_>,
+        rows: usize,
+        places: &GroupPlaces<'_>,
+    ) -> Result<()> {
+        check_floats("numbers of groups", of_groups, places.groups)?;
+        check_floats("numbers of rows", of_rows, rows)?;
+        let places = places.checked(rows, Sm90Along::Rows.step())?;
+        let blocks = Blocks::new((rows.div_ceil(WARPS).clamp(1, self.sm_count * BLOCKS), 1), THREADS);
+        let kernel = self.grouped(stream)?.spread;
+        enqueue!(stream, kernel, blocks, of_groups.address, of_none, of_rows.address, rows as u32, places)
     }
 
     /// `clamped` receives how many groups of a matrix of `rows` rows, or numbers along k, a product does not take as their numbers say.
@@ -100,7 +112,7 @@ impl Kernels {
         places: &GroupPlaces<'_>,
         clamped: &Span<'_>,
     ) -> Result<()> {
-        let places = places.checked(rows, along)?;
+        let places = places.checked(rows, along.step())?;
         check_clamped(clamped)?;
         let kernel = self.grouped(stream)?.count_clamped;
         enqueue!(stream, kernel, Blocks::new((1, 1), 32), rows as u32, places, clamped.address)
@@ -128,16 +140,15 @@ mod tests {
         assert_eq!(size_of::<Places>(), 32);
         let numbers = Span::unguarded(4096, 24);
         let places = GroupPlaces { groups: 3, starts: None, slot_rows: 128, counts: &numbers };
-        assert!(places.checked(384, Sm90Along::Rows).is_ok());
-        let text =
-            |places: GroupPlaces<'_>, rows| places.checked(rows, Sm90Along::Rows).map(drop).unwrap_err().to_string();
+        assert!(places.checked(384, 4).is_ok());
+        let text = |places: GroupPlaces<'_>, rows| places.checked(rows, 4).map(drop).unwrap_err().to_string();
         assert!(text(places, 383).contains("3 groups, slots of 128 rows, in 383"));
         assert!(text(GroupPlaces { groups: 4, ..places }, 512).contains("counts of groups"));
         assert!(text(GroupPlaces { slot_rows: usize::MAX, ..places }, 512).contains("slots"));
         let odd = Span::unguarded(4100, 24);
         assert!(text(GroupPlaces { starts: Some(&odd), ..places }, 512).contains("starts of groups"));
         // Starts may be anything: the device looks at them.
-        assert!(GroupPlaces { starts: Some(&numbers), ..places }.checked(1, Sm90Along::Rows).is_ok());
+        assert!(GroupPlaces { starts: Some(&numbers), ..places }.checked(1, 4).is_ok());
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub(crate) use small_m_config::most_rows;
 pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
 pub(crate) use small_m_groups::{SmallMGroupsCall, SmallMGroupsConfig};
-pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, OuterScales, SmallMWeightsCall, most_k_power};
+pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, Each, OuterScales, SmallMWeightsCall, most_k_power};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;

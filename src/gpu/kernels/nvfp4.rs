@@ -261,7 +261,8 @@ impl Kernels {
         let place = if each { rule.along_rows() } else { rule.with_given() };
         if let (Some(out), None, Some(place)) = (out, transposed, place) {
             let one = level.filter(|_| !each).map(|(address, _)| (address, backwards));
-            if each || one.is_some() {
+            // Levels of rows that are given are read by the kernel of tiles.
+            if (each && level.is_none()) || one.is_some() {
                 return self.quantize_nvfp4_rows(stream, x, rule, one, out, place);
             }
         }

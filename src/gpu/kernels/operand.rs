@@ -60,15 +60,17 @@ pub(crate) enum Factor<'a> {
     Computed(&'a Span<'a>),
     /// max |x| of each row of the output, each with a scale of its own. NVFP4.
     RowAmax(&'a Span<'a>),
+    /// The same of what multiplies the data, and of stored scales.
+    RowEncode(&'a Span<'a>),
+    RowDecode(&'a Span<'a>),
 }
 
 impl<'a> Factor<'a> {
     /// Where it lies.
     pub(super) fn span(self) -> &'a Span<'a> {
         match self {
-            Self::Amax(span) | Self::Encode(span) | Self::Decode(span) | Self::Computed(span) | Self::RowAmax(span) => {
-                span
-            }
+            Self::Amax(span) | Self::Encode(span) | Self::Decode(span) | Self::Computed(span) => span,
+            Self::RowAmax(span) | Self::RowEncode(span) | Self::RowDecode(span) => span,
         }
     }
 
@@ -79,6 +81,7 @@ impl<'a> Factor<'a> {
             Self::Decode(_) => (1, 1),
             Self::Computed(_) => (2, 2),
             Self::Amax(_) | Self::RowAmax(_) => return Err(wrong_kind("an FP8 cast", "an amax")),
+            Self::RowEncode(_) | Self::RowDecode(_) => return Err(wrong_kind("an FP8 cast", "a second level")),
         };
         check_floats("factor", self.span(), count)?;
         Ok((self.span().address, kind))
@@ -90,7 +93,9 @@ impl<'a> Factor<'a> {
             Self::Amax(_) => (0, 1),
             Self::RowAmax(_) => (0, rows),
             Self::Encode(_) => (1, 1),
+            Self::RowEncode(_) => (1, rows),
             Self::Decode(_) => (2, 1),
+            Self::RowDecode(_) => (2, rows),
             Self::Computed(_) => return Err(wrong_kind("an NVFP4 cast", "an FP8 factor")),
         };
         check_floats("second-level scale", self.span(), count)?;
@@ -98,7 +103,7 @@ impl<'a> Factor<'a> {
     }
 
     pub(super) fn is_of_rows(self) -> bool {
-        matches!(self, Self::RowAmax(_))
+        matches!(self, Self::RowAmax(_) | Self::RowEncode(_) | Self::RowDecode(_))
     }
 }
 

@@ -44,6 +44,11 @@ impl SmallMWeights {
         }
     }
 
+    /// Whether they are of schemes that have one scale for a matrix, beside those in the sum. Mirror of `LEVELS` in `kernels/gemm/small_m_tile.cuh`.
+    pub(crate) fn have_levels(self) -> bool {
+        matches!(self, Self::Nvfp4 | Self::Nvfp4Repacked | Self::Fp8)
+    }
+
     pub(crate) fn code_order(self) -> CodeOrder {
         if self == Self::Nvfp4Repacked { CodeOrder::Repacked } else { CodeOrder::Published }
     }

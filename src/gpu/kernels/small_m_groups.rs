@@ -178,7 +178,7 @@ impl SmallMGroupsCall<'_> {
                 "report it: a launch of this crate asked for it",
             ));
         }
-        product.check_memory(b_rows)?;
+        product.check_memory(b_rows, self.groups.as_ref().map_or(1, |groups| groups.count))?;
         if let Some((bias, dtype)) = product.end.bias {
             check_bytes("bias", bias, b_rows * dtype.bytes())?;
         }
@@ -242,7 +242,7 @@ mod tests {
     use crate::epilogue::Activation;
     use crate::gpu::device::memory::Span;
     use crate::gpu::kernels::small_m_end::SmallMEnd;
-    use crate::gpu::kernels::{OuterScales, Sm90Along};
+    use crate::gpu::kernels::{Each, OuterScales, Sm90Along};
 
     const E2M1_TABLE: &str = include_str!("../../../kernels/gemm/small_m_groups_e2m1.cu");
     const E4M3_TABLE: &str = include_str!("../../../kernels/gemm/small_m_groups_e4m3.cu");
@@ -309,7 +309,7 @@ mod tests {
                 codes: &spans[1],
                 scales: Some(&spans[2]),
                 parts: None,
-                outer: [None, Some(OuterScales { scales: &spans[3], each: true })],
+                outer: [None, Some(OuterScales { scales: &spans[3], each: Each::Row })],
                 end,
             },
             groups: Some(Sm90Groups {
@@ -322,6 +322,62 @@ mod tests {
             gated,
         };
         call.check().err().map_or(String::new(), |error| error.to_string())
+    }
+
+    /// What is wrong with scales of three groups, of so many numbers on either side.
+    fn check_levels(weights: SmallMWeights, gated: bool, counts: [usize; 2]) -> String {
+        let (all, [m, n, k]) = (span(1 << 24), [64, 128, 128]);
+        let [of_a, of_b] = counts.map(|count| span(count * 4));
+        let end = SmallMEnd {
+            alpha: 1.0,
+            beta: 0.0,
+            bias: None,
+            activation: Activation::None,
+            residual: None,
+            d: &all,
+            d_stride: n,
+            d_type: DType::Bf16,
+        };
+        let config = SmallMGroupsConfig::of(weights.operands(), 1, k).unwrap();
+        let rows = Sm90Rows::Slots(16);
+        let product = SmallMWeightsCall {
+            config: config.tile,
+            m,
+            n,
+            k,
+            a: &all,
+            a_stride: k,
+            a_type: DType::Bf16,
+            a_is_made: false,
+            weights,
+            codes: &all,
+            scales: Some(&all),
+            parts: None,
+            outer: [&of_a, &of_b].map(|scales| Some(OuterScales { scales, each: Each::Group })),
+            end,
+        };
+        let groups = Sm90Groups { count: 3, along: Sm90Along::Rows, rows, counts: &all, scales: [false; 2] };
+        let call = SmallMGroupsCall { config, product, groups: Some(groups), gated };
+        call.check().err().map_or(String::new(), |error| error.to_string())
+    }
+
+    #[test]
+    fn levels_are_one_for_each_group_and_matrix() {
+        use SmallMWeights::{Fp8, Fp8Tiles, Mxfp4, Nvfp4, Nvfp4Repacked};
+        for weights in [Nvfp4, Nvfp4Repacked, Fp8] {
+            assert_eq!([check_levels(weights, false, [3, 3]), check_levels(weights, true, [3, 6])], ["", ""]);
+            for (gated, counts, name) in [(false, [2, 3], "A"), (false, [3, 2], "B"), (true, [3, 5], "B")] {
+                let why = check_levels(weights, gated, counts);
+                assert!(why.starts_with(&format!("scales of {name}: ")), "{why}");
+            }
+        }
+        // Their kernels have none.
+        for weights in [Mxfp4, Fp8Tiles] {
+            assert!(check_levels(weights, false, [3, 3]).contains("reads none"), "{weights:?}");
+        }
+        let levels = include_str!("../../../kernels/gemm/small_m_tile.cuh");
+        assert!(levels.contains("LEVELS = OF_GROUPS && (NVFP4 || WEIGHTS == Weights::FP8)"));
+        assert!(include_str!("../../../kernels/gemm/small_m_e2m1.cuh").contains("constexpr u32 EACH_GROUP = 2;"));
     }
 
     #[test]

@@ -27,6 +27,9 @@ pub(crate) const fn most_k_power(operands: SmallMOperands) -> u32 {
     }
 }
 
+/// Mirror of the constant of the same name in `kernels/gemm/small_m_e2m1.cuh`.
+const EACH_GROUP: u32 = 2;
+
 fn name(block: SmallMBlock, tokens: usize, (weights, a_type): (SmallMWeights, DType)) -> String {
     format!("gemm_small_m_{}_{a_type}_{tokens}_{}", weights.name(), block.name().replace('-', "_"))
 }
@@ -83,8 +86,17 @@ impl SmallMWeightsKernels {
 #[derive(Clone, Copy)]
 pub(crate) struct OuterScales<'a> {
     pub(crate) scales: &'a Span<'a>,
-    /// One for each row; else one number.
-    pub(crate) each: bool,
+    pub(crate) each: Each,
+}
+
+/// What has an outer scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Each {
+    /// The operand.
+    All,
+    Row,
+    /// Of a product of groups, of A each group, of B each matrix, of which a group that is gated has two: weights that [have levels](SmallMWeights::have_levels) alone.
+    Group,
 }
 
 /// One product, the sum being `A B^T` of plain numbers with codes times scales, times outer scales.
@@ -153,11 +165,14 @@ impl<'a> SmallMWeightsCall<'a> {
         if !block.multiplies(m) {
             return Err(too_many_rows(block, shape()));
         }
+        if self.outer.iter().flatten().any(|outer| outer.each == Each::Group) {
+            return Err(no_groups());
+        }
         // The grid has 31 bits.
         if block.tiles(n) * self.config.split() as usize >= 1 << 31 {
             return Err(Error::shape("A and B", shape(), "n must be at most 2^30", "split the product"));
         }
-        self.check_memory(n)
+        self.check_memory(n, 1)
     }
 
     /// The product of some of its rows. What lies beyond an operand's end is cut off, for the checks to find.
@@ -170,19 +185,19 @@ impl<'a> SmallMWeightsCall<'a> {
         let d = part(self.end.d, self.n, self.end.d_stride, self.end.d_type);
         let residual =
             self.end.residual.map(|(span, stride, dtype)| (part(span, self.n, stride, dtype), stride, dtype));
-        let each = self.outer[0].filter(|outer| outer.each);
+        let each = self.outer[0].filter(|outer| outer.each == Each::Row);
         let scales_of_a = each.map(|outer| outer.scales.slice(first * 4, m * 4));
         let end = SmallMEnd {
             d: &d,
             residual: residual.as_ref().map(|(span, stride, dtype)| (span, *stride, *dtype)),
             ..self.end
         };
-        let of_a = scales_of_a.as_ref().map(|scales| OuterScales { scales, each: true }).or(self.outer[0]);
+        let of_a = scales_of_a.as_ref().map(|scales| OuterScales { scales, each: Each::Row }).or(self.outer[0]);
         then(&SmallMWeightsCall { m, a: &a, outer: [of_a, self.outer[1]], end, ..*self })
     }
 
-    /// The same without how it is cut, of a B of so many rows.
-    pub(super) fn check_memory(&self, b_rows: usize) -> Result<()> {
+    /// The same without how it is cut, of a B of so many rows, and of so many groups.
+    pub(super) fn check_memory(&self, b_rows: usize, groups: usize) -> Result<()> {
         let Self { m, n, k, a_stride, weights, .. } = *self;
         let shape = || format!("m = {m}, n = {n}, k = {k}");
         let multiple = match (weights, weights.operands()) {
@@ -229,9 +244,16 @@ impl<'a> SmallMWeightsCall<'a> {
             }
             None => {}
         }
-        for (name, outer, rows) in [("scales of A", self.outer[0], m), ("scales of B", self.outer[1], b_rows)] {
-            let Some(OuterScales { scales, each }) = outer else { continue };
-            check_bytes(name, scales, if each { rows * 4 } else { 4 })?;
+        let of_groups = [groups, b_rows / n.max(1)];
+        for (i, (name, rows)) in [("scales of A", m), ("scales of B", b_rows)].into_iter().enumerate() {
+            let Some(OuterScales { scales, each }) = self.outer[i] else { continue };
+            let count = match each {
+                Each::All => 1,
+                Each::Row => rows,
+                Each::Group if weights.have_levels() => of_groups[i],
+                Each::Group => return Err(no_groups()),
+            };
+            check_bytes(name, scales, count * 4)?;
             check_aligned(name, scales, 4)?;
         }
         self.end.check(m, n)
@@ -239,7 +261,11 @@ impl<'a> SmallMWeightsCall<'a> {
 
     pub(super) fn problem(&self, place: &InChain) -> Result<SmallMWeightsProblem> {
         let end = self.end.fields()?;
-        let step = |outer: Option<OuterScales<'_>>| u32::from(outer.is_some_and(|outer| outer.each));
+        let step = |outer: Option<OuterScales<'_>>| match outer.map(|outer| outer.each) {
+            None | Some(Each::All) => 0,
+            Some(Each::Row) => 1,
+            Some(Each::Group) => EACH_GROUP,
+        };
         Ok(SmallMWeightsProblem {
             m: self.m as u32,
             n: self.n as u32,
@@ -313,6 +339,14 @@ impl Kernels {
         }
         self.enqueued(stream, &place, &call.end)
     }
+}
+
+fn no_groups() -> Error {
+    Error::unsupported(
+        "an outer scale for each group of this product",
+        "its kernel reads none",
+        "report it: a launch of this crate asked for it",
+    )
 }
 
 fn no_such_kernel(block: SmallMBlock, (weights, a_type): (SmallMWeights, DType)) -> Error {

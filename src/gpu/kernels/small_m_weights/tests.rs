@@ -85,6 +85,10 @@ fn span(bytes: usize) -> Span<'static> {
 
 const NAMES: [&str; 8] = ["A", "B", "scales of B in the sum", "scales of A", "scales of B", "bias", "residual", "D"];
 
+fn of(each: bool) -> Each {
+    if each { Each::Row } else { Each::All }
+}
+
 /// What is wrong with a call whose operands are as long as it needs, and so many bytes longer.
 fn check(
     block: SmallMBlock,
@@ -122,7 +126,7 @@ fn check(
         weights,
         codes: &spans[1],
         scales: (weights != SmallMWeights::Fp8).then_some(&spans[2]),
-        outer: [3, 4].map(|i| Some(OuterScales { scales: &spans[i], each })),
+        outer: [3, 4].map(|i| Some(OuterScales { scales: &spans[i], each: of(each) })),
         parts: None,
         end: SmallMEnd {
             alpha: 1.0,
@@ -165,7 +169,7 @@ fn passes_are_rows_of_the_whole() {
             weights: SmallMWeights::Nvfp4,
             codes: &spans[1],
             scales: Some(&spans[2]),
-            outer: [Some(OuterScales { scales: &spans[3], each }), Some(OuterScales { scales: &spans[4], each: true })],
+            outer: [(3, of(each)), (4, Each::Row)].map(|(i, each)| Some(OuterScales { scales: &spans[i], each })),
             parts: None,
             end,
         };
@@ -182,7 +186,7 @@ fn passes_are_rows_of_the_whole() {
                 assert_eq!(d, (spans[7].address + first * 352, extents[2] * 4, 88));
                 let of_a = pass.outer[0].unwrap();
                 let at = if each { first * 4 } else { 0 };
-                assert_eq!((of_a.scales.address, of_a.each), (spans[3].address + at, each));
+                assert_eq!((of_a.scales.address, of_a.each), (spans[3].address + at, of(each)));
                 assert_eq!(pass.outer[1].unwrap().scales.address, spans[4].address);
                 assert_eq!((pass.codes.address, pass.scales.unwrap().address), (spans[1].address, spans[2].address));
                 assert_eq!(pass.end.bias.unwrap().0.address, spans[5].address);
