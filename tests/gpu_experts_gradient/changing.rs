@@ -99,7 +99,7 @@ fn check(handle: &Handle, schemes: [Scheme; 2], all_rows: usize, launches: &[Tol
         for (on, to) in on.iter_mut().zip([&mut dy_t, &mut x_t]) {
             let (cols, scheme) = (to.rows(), to.scheme());
             let mut rows = MatMut::new(&mut *on, DType::Bf16, all_rows, cols)?;
-            handle.clear_between_groups(&mut rows, GROUPS, &places(), None)?;
+            handle.clear_between_groups_at(4, &mut rows, GROUPS, &places(), None)?;
             let x = MatRef::new(&*on, DType::Bf16, all_rows, cols)?;
             handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Transposed(to))?;
         }

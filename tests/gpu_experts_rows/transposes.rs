@@ -158,7 +158,7 @@ fn slots_behind_zeros_are_cast_to_transposes_of_their_own() {
         let mut step = || {
             let places = GroupedRows::Masked { slot_rows: slot, counts: counts.view() };
             let mut x = MatMut::new(&mut there, DType::Bf16, groups * slot, cols)?;
-            handle.clear_between_groups(&mut x, groups, &places, None)?;
+            handle.clear_between_groups_at(32, &mut x, groups, &places, None)?;
             let x = MatRef::new(&there, DType::Bf16, groups * slot, cols)?;
             handle.quantize_slots_transposed_into(&x, recipe, &mut slots)
         };
