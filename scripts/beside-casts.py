@@ -36,7 +36,7 @@ CASTS = [
     "e2m1 1x32 row-major to e4m3 1x128 row-major", "e4m3 1x128 row-major back to bf16", "e2m1 1x32 row-major back to bf16", "e2m1 1x32 ue8m0 to e4m3 1x128 ue8m0, lossless",
 ]
 PRODUCERS = [
-    *(f"swiglu to e4m3 {words}" for words in ("1x128 row-major", "1x128 column-major", "1x128 ue8m0", "1x32 ue8m0", "row row-major", "128x1 row-major", "128x1 row-major transposed")),
+    *(f"swiglu to e4m3 {words}" for words in ("1x128 row-major", "1x128 column-major", "1x128 ue8m0", "1x32 ue8m0", "128x1 row-major", "128x1 row-major transposed")),
     *(f"swiglu backward of codes to e4m3 1x128 {order} and BF16" for order in ("row-major", "column-major")), "norm with residual to e4m3 1x32 row-major",
 ]
 SHAPES = [(16384, 6144), (4096, 7168), (128, 7168)]

@@ -119,13 +119,14 @@ class TileKernels(Peer):
 
     def serves(self, row):
         kind, source, to = row
-        if kind in ("copy", "lossless", "back"):
-            return kind != "copy"
-        tall, wide = (0, 0) if to.group == "row" else extents(to.group, 0)
-        per_channel = wide == 1 and to.format == "e4m3" and to.scales == "row-major" and not to.transposed
-        by_row = tall == 1
-        return {"plain": by_row or per_channel or (tall > 1 and wide > 1), "swiglu": by_row and wide in (32, 128) and to.format == "e4m3",
-                "coded": by_row or (per_channel and source.format == "e4m3"), "gradients": by_row, "norm": to.group == "1x32" and to.format == "e4m3"}[kind]
+        if to is None or to.group == "row":
+            return kind == "back"
+        tall, wide = extents(to.group, 0)
+        by_row, eight = tall == 1, to.format == "e4m3" and (source is None or source.format == "e4m3")
+        per_channel = wide == 1 and eight and to.scales == "row-major" and not to.transposed
+        if kind in ("plain", "coded"):
+            return by_row or per_channel or (kind == "plain" and wide > 1)
+        return kind == "lossless" or (by_row and eight and wide in {"swiglu": (32, 128), "gradients": (32, 128), "norm": (32,)}[kind])
 
     def sources(self, row, xs):
         """Codes with scales that are powers of two, as ours."""
@@ -166,7 +167,8 @@ class TileKernels(Peer):
 
 
 class TileKernels1(TileKernels):
-    """1.0: what 2.x dropped (whole rows, transposed, SwiGLU per channel), and the gradients, which it computes in less time. Made for tilelang 0.1.9, of which it imports one name that has moved."""
+    """1.0: what 2.x dropped (whole rows, transposed, SwiGLU per channel), and the gradients, which it computes in less time. Made for tilelang 0.1.9: one name that it imports has moved since, and its
+    SwiGLU to whole rows is not compiled by 0.1.15."""
 
     name, sides = "TileKernels 1", ("tilekernels-1",)
 
@@ -196,14 +198,12 @@ class TileKernels1(TileKernels):
         kind, _, to = row
         if kind not in ("plain", "swiglu", "gradients") or to.scales != "row-major" or (to.format != "e4m3" and to.group != "row"):
             return False
-        return {"plain": to.group == "row" or (to.transposed and to.group in ("32x1", "128x1")), "swiglu": to.group in ("row", "128x1"), "gradients": to.group in ("1x32", "1x128")}[kind]
+        return {"plain": to.group == "row" or (to.transposed and to.group in ("32x1", "128x1")), "swiglu": to.group == "128x1", "gradients": to.group in ("1x32", "1x128")}[kind]
 
     def make(self, row, rows, cols, xs):
         quant, (kind, _, to) = self.quant, row
         tall, wide = extents(to.group, cols)
         same = lambda result: result
-        if kind == "swiglu" and tall == 1:
-            return (lambda i: quant.swiglu_forward_and_per_token_cast(xs[i], to.format, wide)), same
         if kind == "swiglu":
             return (lambda i: quant.swiglu_forward_and_per_channel_cast_and_transpose(xs[i], to.format, tall, without_transpose=not to.transposed)), same
         if kind == "gradients":
@@ -306,7 +306,8 @@ def decoded(codes, scales, to, n, cols):
     else:
         numbers = codes.float()
     if to.scales == "ue8m0":
-        exponents = scales[:n].contiguous().view(torch.uint8)[:, :-(-cols // wide)]
+        # Four of a row in an int32, the first in the lowest byte.
+        exponents = torch.stack([scales[:n] >> 8 * i & 255 for i in range(4)], -1).view(n, -1)[:, :-(-cols // wide)]
         scales = torch.exp2(exponents.float() - 127)
     scales = scales[:-(-n // tall)].float()
     return numbers * scales.repeat_interleave(tall, 0)[:n].repeat_interleave(wide, 1)[:, :cols]
