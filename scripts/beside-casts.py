@@ -62,8 +62,8 @@ def peers_of(folder):
 def prewarm(part, problems, peers):
     """Every kernel of TileKernels of this part: one call each. Says what fails, and whether anything did."""
     import torch
-    # A kernel is of its columns, and of many rows or few.
-    tasks = {(label, rows > 4096, cols): (label, rows, cols) for label, rows, cols in problems}
+    # A kernel is of its columns, and of more than 4096 rows or not: no more are needed.
+    tasks = list(dict.fromkeys((label, 4224 if rows > 4096 else 128, cols) for label, rows, cols in problems))
     failed = False
     peers = [peer for peer in peers if isinstance(peer, TileKernels)]
     for peer in list(peers):
@@ -71,7 +71,7 @@ def prewarm(part, problems, peers):
             peer.load()
         except Exception:
             peers.remove(peer)  # as the one that measures says
-    for label, rows, cols in list(tasks.values())[part::beside_turns.WORKERS]:
+    for label, rows, cols in tasks[part::beside_turns.WORKERS]:
         for peer in peers:
             try:
                 peer.problem(row_of(label), rows, cols, 1)

@@ -79,6 +79,8 @@ class Peer:
             return time_of(call, calls, timing)
         finally:
             self.kept = [None] * len(self.kept)
+            # Each turn has a stream of its own, and PyTorch would keep the memory of each.
+            empty_cache()
 
 
 class Copy(Peer):
@@ -235,6 +237,11 @@ class TorchAo(Peer):
     def make(self, row, rows, cols, xs):
         cast = self.calls[words_of(row.to)]
         return (lambda i: cast(xs[i])), lambda result: (result[0], result[1].t() if row.to.transposed else result[1])
+
+
+def empty_cache():
+    import torch
+    torch.cuda.empty_cache()
 
 
 def words_of(scheme):
