@@ -49,9 +49,9 @@ OURS = "ours"
 
 
 def problems_of(words, shapes):
-    """(label, rows, columns), those of a shape together; `words` are looked for in labels."""
+    """(label, rows, columns), casts first, those of a shape together; `words` are looked for in labels."""
     wanted = lambda label: not words or any(word in label for word in words)
-    return [(label, *shape) for casts, produced in zip(shapes or SHAPES, shapes or PRODUCED) for rows, shape in ((CASTS, casts), (PRODUCERS, produced)) for label in rows if wanted(label)]
+    return [(label, *shape) for labels, all_shapes in ((CASTS, shapes or SHAPES), (PRODUCERS, shapes or PRODUCED)) for shape in all_shapes for label in labels if wanted(label)]
 
 
 def peers_of(folder):
