@@ -7,11 +7,10 @@
 
 mod common;
 
-use std::io::BufRead;
-use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use common::check::Check;
+use common::requests::parsed;
 use common::*;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::Accumulator;
@@ -156,7 +155,7 @@ fn main() {
     main_with_gpu(|handle, watch| {
         head(handle, "The plan of 1x128 x 128x128 to BF16 and cuBLASLt's formulations");
         let pool = Pool::new(handle);
-        if std::env::args().any(|word| word == "--requests") {
+        if requests::asked() {
             return obey(handle, &pool);
         }
         for shape in shapes() {
@@ -176,7 +175,7 @@ fn main() {
 fn obey(handle: &Handle, pool: &Pool) {
     let mut weights: Option<Weights> = None;
     let mut problem: Option<Problem> = None;
-    for line in std::io::stdin().lock().lines().map_while(|line| line.ok()) {
+    for line in requests::lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let ways = match words[..] {
             ["problem", m, n, k] => by_formulation(handle, [m, n, k].map(parsed)),
@@ -184,12 +183,8 @@ fn obey(handle: &Handle, pool: &Pool) {
             ["time", cadence, calls, launches, milliseconds, ways] => {
                 let (Some(problem), Some(weights)) = (&mut problem, &weights) else { panic!("{line}: no problem yet") };
                 let ways: Vec<usize> = ways.split(',').map(parsed).collect();
-                let timing = Timing::of(parsed::<Cadence>(cadence)).with_calls(parsed(calls));
-                let timing = timing.with_launches(parsed(launches));
-                let timing = timing.with_warm_up(Duration::from_millis(parsed(milliseconds)));
-                let times = problem.time(handle, weights, &ways, timing);
-                let times: Vec<String> = times.iter().map(|us| format!("{us:.3}")).collect();
-                println!("times {}", times.join(" "));
+                let timing = requests::timing([cadence, calls, launches, milliseconds]);
+                requests::say_times(problem.time(handle, weights, &ways, timing));
                 continue;
             }
             _ => panic!(
@@ -201,7 +196,7 @@ fn obey(handle: &Handle, pool: &Pool) {
         let (planned, jobs) = match ways {
             Ok(ways) => ways,
             Err(why) => {
-                println!("refused {}", why.replace('\n', " "));
+                requests::refuse(&why);
                 continue;
             }
         };
@@ -218,10 +213,6 @@ fn obey(handle: &Handle, pool: &Pool) {
 
 /// The plan's formulation, and the ways of a problem, or why there are none.
 type Ways = std::result::Result<(Formulation, Vec<Job>), String>;
-
-fn parsed<T: FromStr<Err: std::fmt::Debug>>(word: &str) -> T {
-    word.parse().unwrap_or_else(|error| panic!("{word}: {error:?}"))
-}
 
 /// Numbers of a list in the environment.
 fn numbers(variable: &str) -> Option<Vec<usize>> {

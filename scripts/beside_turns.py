@@ -1,4 +1,4 @@
-"""How sides take turns on a problem, and how each of their turns is timed: ours in a process of its own, the others in this one. For beside-deepgemm.py and beside-decode.py."""
+"""How sides take turns on a problem, and how each of their turns is timed: ours in a process of its own, the others in this one. For beside-deepgemm.py, beside-decode.py and beside-casts.py."""
 
 import collections, contextlib, gc, math, os, re, signal, statistics, subprocess, sys, tempfile, threading, time
 
@@ -75,7 +75,7 @@ def calls_of(shortest, sets, timing):
 
 
 class Bench:
-    """Our side: see `obey` in benches/beside.rs."""
+    """Our side: see `obey` in benches/beside.rs and benches/beside_casts.rs."""
 
     def __init__(self, path, configs, say):
         self.say = say  # what is no answer
@@ -101,7 +101,7 @@ class Bench:
             self.say(line.rstrip())
 
     def ready(self, request):
-        """Sets of operands, the plan's formulation, and the ways."""
+        """Sets of operands, the plan's formulation or what else is told of all ways, and the ways."""
         sets, plan, *ways = self.ask(request, "ready").split(" | ")
         return int(sets), plan, ways
 
@@ -305,7 +305,7 @@ def summary_of(parser, path, read, summary):
     return summary(lines)
 
 
-def check_bench(parser, bench):
+def check_bench(parser, bench, name="beside"):
     """Refuses what would fail after minutes."""
     if not (os.path.isfile(bench) and os.access(bench, os.X_OK)):
-        parser.error(f"BENCH: {bench} is not an executable; `cargo bench --bench beside --no-run` builds and names it")
+        parser.error(f"BENCH: {bench} is not an executable; `cargo bench --bench {name} --no-run` builds and names it")
