@@ -86,10 +86,14 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     }
     bar.finish_and_clear();
 
+    let checked = match device.name() {
+        "cpu" => {
+            "what is checked is the library's own reference, by its definition in the plainest words; nothing has run on a GPU"
+        }
+        _ => "what is checked is what the GPU makes, by the definition in the plainest words, which the CPU computes",
+    };
     let mut text = format!("device {}\n", device.described());
-    if device.name() == "cpu" {
-        text += "What is checked is the library's own reference, by its definition in the plainest words; nothing has run on a GPU.\n";
-    }
+    text += &format!("{checked}\n");
     let kinds = Kind::ALL.map(Kind::name).join(", ");
     text += &format!("Data: {kinds}; ties lie halfway between codes\n");
     let [rows, cols] = MATRIX;
@@ -112,7 +116,7 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     text += &format!("\n{checks}, {} failed\n", failed.len());
     let value = json!({
         "device": device.name(), "title": device.title(), "recipes": recipes.values, "casts": casts.values,
-        "sources": others.values, "pairs": pairs.values, "data": Kind::ALL.map(Kind::name),
+        "sources": others.values, "pairs": pairs.values, "data": Kind::ALL.map(Kind::name), "checked": checked,
         "failed": failed, "passed": failed.is_empty(),
     });
     let mut outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
