@@ -141,7 +141,9 @@ fn produced(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Res
                 }
                 let recipes = produced::products().into_iter().enumerate();
                 // A third of the kinds for each, and each kind for a third of them.
-                for (n, recipe) in recipes.filter(|(n, recipe)| (n + at + k) % 3 == 0 && taken(recipe.format())) {
+                for (n, recipe) in
+                    recipes.filter(|(n, recipe)| (n + at + k).is_multiple_of(3) && taken(recipe.format()))
+                {
                     if WIDE[(n / 3 + at) % 3] != made.dtype {
                         continue;
                     }
@@ -151,7 +153,7 @@ fn produced(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Res
                     if let Some(amax) = amax {
                         products.floats(&[targets::amax(&made.values)], &[amax], "the largest magnitude", kind);
                     }
-                    if (n / 3 + k) % 3 == 0 {
+                    if (n / 3 + k).is_multiple_of(3) {
                         let source = HostSource { values, rows: Some(&rows) };
                         let want = targets::defined(&gather(&made.values, &rows), recipe, given)?;
                         quantized.product(&want, &device.quantize_source(&source, recipe, given)?.0, named);
@@ -223,7 +225,7 @@ fn norms(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Result
                 }
             }
             let recipes = produced::products().into_iter().enumerate();
-            let mine = |n: usize| (n + k + usize::from(added)) % 3 == 0 && WIDE[n / 3 % 3] == dtype;
+            let mine = |n: usize| (n + k + usize::from(added)).is_multiple_of(3) && WIDE[n / 3 % 3] == dtype;
             for (n, recipe) in recipes.filter(|(n, _)| mine(*n)) {
                 let given = targets::given(recipe, n + k);
                 let got = device.rms_norm_quantize(wide, &norm, recipe, given)?;

@@ -87,7 +87,7 @@ fn codes(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Result
                 let to = turn.at - k - shift;
                 // A kind that says much for each pair, and zeros or subnormal numbers for some.
                 let told = Kind::TELLING[(to + shift) % Kind::TELLING.len()] == kind;
-                if !told && (Kind::TELLING.contains(&kind) || (to + shift + k) % 8 != 0) {
+                if !told && (Kind::TELLING.contains(&kind) || !(to + shift + k).is_multiple_of(8)) {
                     continue;
                 }
                 let q = codes_of(turn, from, seed.wrapping_add(shift as u64))?;
@@ -95,7 +95,7 @@ fn codes(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Result
                 let want = definition::cast(&(&q).into(), turn.recipe)?;
                 again.cast(&want, &device.cast_source(&source, Part::Whole, turn.recipe)?.0, kind);
                 // Every third one of each.
-                if (to + 2 * shift) % 3 == 0 {
+                if (to + 2 * shift).is_multiple_of(3) {
                     let source = HostSource { rows: Some(&chosen), ..source };
                     let want = definition::cast(&CastInput::from(&q).gathered(&chosen)?, turn.recipe)?;
                     gathered.cast(&want, &device.cast_source(&source, Part::Whole, turn.recipe)?.0, kind);
