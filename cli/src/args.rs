@@ -36,7 +36,8 @@ pub struct Cli {
 pub enum Command {
     /// The device, its libraries, and which pairs of schemes run there and how; or what a file or a model's folder holds.
     Info(InfoArgs),
-    /// Every scheme, recipe, cast and producer on this device: codes and scales as defined, products within their bound, SQNR.
+    /// Every scheme, recipe, cast and producer on this device, of every kind of data (NaN, infinities and rounding ties too): codes and scales as defined, products within
+    /// their bound, SQNR. On the CPU it is the reference that is checked.
     Verify(VerifyArgs),
     /// Time of quantized products against plain ones (GPU: BF16, CPU: F32), without and with quantizing A.
     Bench(BenchArgs),
@@ -140,10 +141,17 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
     /// Time quantizers, casts and producers (SwiGLU, SiLU, GELU, RMSNorm before a cast, gradients of SwiGLU) instead of products: each on an m x k matrix in BF16,
-    /// with its share of the rate of a copy in the same run. m is 128 and 4096 if left out, on the CPU 128; n is not used.
+    /// with its share of the rate of a copy in the same run. Every cast in every order of scales, every producer to every cast and to all that products read: some
+    /// hundred lines a shape, in minutes. m is 128 and 4096 if left out, on the CPU 128; n is not used.
     /// Not with --schemes, --activations, --out-dtype, --accumulation, --tuning and --plot, which are of products, nor with --decode.
     #[arg(long, conflicts_with_all = ["schemes", "activations", "out_dtype", "accumulation", "tuning", "plot"])]
     pub quantizers: bool,
+    /// With --quantizers: also codes of every grouping to every other, every order of scales behind every producer, every rule; it takes many minutes.
+    #[arg(long, requires = "quantizers")]
+    pub all: bool,
+    /// With --quantizers: time only the lines whose text, "FROM to TO" as the table has them, matches this regular expression, such as '^swiglu' or 'ue8m0$'.
+    #[arg(long, value_name = "REGEX", requires = "quantizers")]
+    pub only: Option<regex::Regex>,
     /// Time products of few rows (m of 1, 8 and 16 if left out) of the linear layers of DeepSeek-V3, Llama-3-70B and Qwen3-32B by every way that serves them (GPU only):
     /// bytes of weights a second against a copy, against BF16 and the best other way, plain and chained, and tokens a second of each model's linear layers. Schemes are
     /// fp8-128x128, fp8-row and nvfp4 if left out, NVFP4 weights also repacked; weight-only FP8 by --activations quantized,bf16. It takes minutes.
@@ -199,7 +207,7 @@ pub struct QuantizeArgs {
     #[arg(long, value_name = "ERROR")]
     pub four_over_six: Option<ErrorMetric>,
     /// nvfp4 with --four-over-six: how errors are computed: strict (default) or fast.
-    #[arg(long, value_name = "MATH", requires = "four_over_six")]
+    #[arg(long, value_name = "MATH")]
     pub error_math: Option<ErrorMath>,
     /// nvfp4: largest block scale aimed at: 448 (default, with --four-over-six too) or 256, which needs --four-over-six.
     #[arg(long, value_name = "MAX")]
@@ -332,6 +340,13 @@ impl QuantizeArgs {
                 "they belong to nvfp4 and nvfp4-row",
                 "leave it out, or quantize as nvfp4",
             );
+        }
+        if self.error_math.is_some() && self.four_over_six.is_none() {
+            let remedy = match recipe {
+                Recipe::Nvfp4(_) => "leave it out, or say --four-over-six mae or mse too",
+                _ => "leave it out, or quantize as nvfp4, with --four-over-six",
+            };
+            return refuse("--error-math without --four-over-six", "it is of the errors that 4over6 compares", remedy);
         }
         match &mut recipe {
             Recipe::Fp8(recipe) => {

@@ -23,6 +23,7 @@ mod orphans;
 mod output;
 mod pipeline;
 mod plot;
+mod produced;
 mod quantizers;
 mod recipes;
 mod remains;

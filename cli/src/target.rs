@@ -126,6 +126,7 @@ impl QuantizeArgs {
             ("--preset", self.preset.is_some()),
             ("--mx-rounding", self.mx_rounding.is_some()),
             ("--four-over-six", self.four_over_six.is_some()),
+            ("--error-math", self.error_math.is_some()),
             ("--e4m3-max", self.e4m3_max.is_some()),
             ("--tile-16x16", self.tile_16x16),
             ("--hadamard", self.hadamard),
@@ -145,11 +146,14 @@ impl QuantizeArgs {
         if self.format == Some(CodeFormat::E5M2) {
             // Of the same groups, where there is one.
             let recipe = match group {
+                CastGroup::Group1x32 => "mxfp8",
                 CastGroup::Group1x128 => "fp8-1x128",
                 CastGroup::Tile128x128 => "fp8-128x128",
                 _ => "fp8-row",
             };
-            let remedy = format!("take one of these, or --recipe {recipe} --format e5m2 or another recipe of fp8");
+            let remedy = format!(
+                "take one of these, or --recipe {recipe} --format e5m2 or another recipe that has it (fp8-tensor, fp8-row, mxfp8)"
+            );
             return refuse("--format e5m2", "the rule of casts is for e4m3 and e2m1".into(), remedy);
         }
         let mut scheme = CastScheme::new(self.format.unwrap_or(CodeFormat::E4M3), group)?;

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
@@ -9,8 +10,8 @@ use common::{
     Folder, assert_words, bad, error_of, f32_tensor, good, json, model, read_f32, run_bare, sqnr_db, values, write,
 };
 use safetensors::tensor::{Dtype, SafeTensors};
-use scaled_gemm::CastGroup;
-use serde_json::Value;
+use scaled_gemm::{CastGroup, CastScales, CastScheme, CodeFormat, MxScaleRule};
+use serde_json::{Value, json};
 
 #[test]
 fn help_version_and_wrong_use() {
@@ -89,43 +90,63 @@ fn the_device_can_be_named_before_the_command() {
 fn verify_passes() {
     let value = json(&["verify", "--json"]);
     assert_eq!(value["passed"], true);
+    let kinds = ["normal", "outliers", "zeros", "subnormal", "NaN", "infinities", "powers of two", "ties"];
     let sources = value["sources"].as_array().unwrap();
-    for (source, to) in [
-        ("chosen rows", "casts"),
-        ("chosen rows of codes", "casts"),
-        ("chosen rows of producers", "casts"),
-        ("chosen rows of producers", "what products read"),
-        ("scales alone", "casts"),
-        ("scales alone of codes", "casts"),
-        ("scales alone of producers", "casts"),
-        ("codes by given scales", "casts"),
-        ("codes by given scales of codes", "casts"),
-        ("codes by given scales of producers", "casts"),
-        ("codes of e2m1 1x32 row-major", "e4m3 1x128 ue8m0, lossless"),
-        ("swiglu, clamp, weights and experts", "casts"),
-        ("swiglu", "what products read"),
-        ("silu", "casts"),
-        ("gelu", "what products read"),
-        ("rms norm of x and a residual", "casts"),
-        ("rms norm", "what products read"),
-        ("gradients of swiglu, x in codes", "1x32 and 1x128"),
-        ("gradients of swiglu", "what products read"),
-    ] {
+    let check = |source: &str, to: &str| {
         let found = sources.iter().find(|check| check["source"] == source && check["to"] == to);
-        assert!(
-            found.is_some_and(|check| check["casts"].as_u64().unwrap() >= 4 && check["passed"] == true),
-            "{source} to {to}"
-        );
+        let found = found.unwrap_or_else(|| panic!("{source} to {to}"));
+        assert_eq!(found["passed"], true, "{found:#}");
+        found
+    };
+    // Every cast, or every recipe, and each kind of data.
+    let mut casts: Vec<_> = CastScheme::all().filter(|scheme| scheme.scales() == CastScales::RowMajor).collect();
+    let names_of = |schemes: &[CastScheme]| -> HashSet<String> {
+        let name = |s: &CastScheme| s.to_string().replace(" row-major", "");
+        schemes.iter().map(name).collect()
+    };
+    let all = |source: &str, to: &str| {
+        let found = check(source, to);
+        assert_eq!(found["data"], json!(kinds), "{source} to {to}");
+        found["made"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_string()).collect::<HashSet<_>>()
+    };
+    let gates = ["", ", clamp", ", clamp and counts", ", weights", ", experts", ", clamp, counts, weights and experts"];
+    let gated = gates.map(|gate| format!("swiglu{gate}"));
+    let others = ["silu", "gelu", "gelu-tanh", "rms norm by its factors", "rms norm", "rms norm of x and a residual"];
+    for source in gated.iter().map(String::as_str).chain(others).chain(["chosen rows of producers"]) {
+        assert_eq!(all(source, "casts"), names_of(&casts), "{source}");
+        assert_eq!(all(source, "what products read").len(), 39, "{source}");
     }
-    // Codes of every grouping are cast again.
+    let parts = ["scales alone", "codes by given scales"];
+    let parts = parts.into_iter().flat_map(|part| ["", " of codes", " of producers"].map(|of| format!("{part}{of}")));
+    for source in parts.chain(["chosen rows", "chosen rows of codes"].map(String::from)) {
+        assert_eq!(all(&source, "casts"), names_of(&casts), "{source}");
+    }
+    // Codes of every grouping are cast again, to every other.
     for group in CastGroup::ALL {
         for format in ["e4m3", "e2m1"] {
-            let source = format!("codes of {format} {group}");
-            let found = sources.iter().find(|check| check["source"] == source && check["to"] == "casts");
-            assert!(found.is_some_and(|check| check["casts"].as_u64().unwrap() >= 12), "{source}");
+            assert_eq!(all(&format!("codes of {format} {group}"), "casts"), names_of(&casts), "{format} {group}");
         }
     }
-    assert_eq!((value["casts"].as_array().unwrap().len(), sources.len()), (26, 56));
+    casts.retain(|s| s.format() == CodeFormat::E4M3 && ["1x32", "1x128"].contains(&s.group().name()));
+    for source in ["gradients of swiglu", "gradients of swiglu, x in codes"] {
+        assert_eq!(all(source, "1x32 and 1x128"), names_of(&casts));
+        let made = all(source, "what products read");
+        for format in ["e4m3", "e5m2"] {
+            for rule in MxScaleRule::ALL {
+                assert!(made.contains(&format!("mxfp8:{format} scales rounded {rule}")), "{format} {rule}: {made:?}");
+            }
+        }
+        assert_eq!(made.len(), 12, "{made:?}");
+    }
+    for group in ["1x16", "1x32", "1x64", "1x128"] {
+        let exact = check(&format!("codes of e2m1 {group}"), "e4m3 1x128 ue8m0, lossless");
+        assert_eq!(exact["data"].as_array().unwrap().len(), 7, "of infinities none");
+        let lost = check(&format!("codes of e2m1 {group}"), "the same, groups that are lost");
+        assert!(lost["data"].as_array().unwrap().contains(&json!("infinities")) && !lost["beside_different"].is_null());
+    }
+    let of_casts = value["casts"].as_array().unwrap();
+    assert_eq!((of_casts.len(), sources.len()), (26, 68));
+    assert!(of_casts.iter().all(|cast| cast["data"] == json!(kinds) && cast["passed"] == true));
     let recipes = value["recipes"].as_array().unwrap();
     assert_eq!(recipes.len(), 64 + 10 + 5 + 32);
     assert!(recipes.iter().any(|r| r["recipe"].as_str().unwrap().contains("4over6 mse fast, bound 256, 16x16 tiles")));
@@ -133,7 +154,13 @@ fn verify_passes() {
     let pairs = value["pairs"].as_array().unwrap();
     assert_eq!(pairs.len(), 15 + 3 + 4 + 6 + 5 + 8 + 1);
     // README's transcript ends in this number.
-    assert_eq!(recipes.len() + 26 + sources.len() + pairs.len(), 235);
+    assert_eq!(recipes.len() + 26 + sources.len() + pairs.len(), 247);
+    assert!(recipes.iter().all(|recipe| recipe["data"] == json!(kinds)));
+    // It says what it is that was checked.
+    assert_words(
+        value["checked"].as_str().unwrap(),
+        &["the library's own reference", "by its definition", "nothing has run on a GPU"],
+    );
     assert!(pairs.iter().all(|p| p["error_of_bound"]["f32"].as_f64().is_some_and(|e| e <= 1.0)));
     assert!(pairs.iter().any(|p| p["a"] == "nvfp4 hadamard" && p["b"] == "nvfp4 hadamard"));
 }

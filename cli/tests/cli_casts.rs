@@ -253,6 +253,9 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ("--preset", Some("deepseek")),
         ("--mx-rounding", Some("up")),
         ("--four-over-six", Some("mse")),
+        // (It was said to need --four-over-six, which is refused as well.)
+        ("--error-math", Some("fast")),
+        ("--e4m3-max", Some("256")),
         ("--tile-16x16", None),
         ("--hadamard", None),
         ("--stochastic", Some("1")),
@@ -268,14 +271,27 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["--group", "1x32", "--transposed"],
         &["storing transposed codes in groups of 1x32 is not supported", "take 32x1 or 128x1"],
     );
-    refused(
-        &["--group", "1x32", "--format", "e5m2"],
-        &["--format e5m2", "for e4m3 and e2m1", "take one of these, or --recipe fp8-row"],
-    );
-    refused(&["--group", "1x128", "--format", "e5m2"], &["take one of these, or --recipe fp8-1x128 --format e5m2"]);
-    refused(&["--group", "128x128", "--format", "e5m2"], &["or --recipe fp8-128x128 --format e5m2"]);
+    // (Of groups of 32, which mxfp8 has, rows were recommended.)
+    for (group, recipe) in [("1x32", "mxfp8"), ("1x128", "fp8-1x128"), ("128x128", "fp8-128x128"), ("32x32", "fp8-row")]
+    {
+        let remedy = format!("take one of these, or --recipe {recipe} --format e5m2");
+        refused(
+            &["--group", group, "--format", "e5m2"],
+            &[&format!("--format e5m2 with --group {group}"), "for e4m3 and e2m1", &remedy],
+        );
+        good(&["quantize", &input, "--dry-run", "--recipe", recipe, "--format", "e5m2"]);
+    }
     refused(&["--group", "1x32", "--scales", "ue8m0", "--power-of-two"], &["powers of two already", "leave it out"]);
-    refused(&["--group", "1x48"], &["1x48", "known are 1x16, 1x32"]);
+    // Words that are near what is meant: the message has all that there is.
+    let known = CastGroup::ALL.map(|group| group.name()).join(", ");
+    for group in ["1x48", "1X32", "1x 32", "32", "token", "1x32,1x64", ""] {
+        refused(&["--group", group], &[group, &format!("known are {known}")]);
+    }
+    refused(&["--group", "1x32", "--scales", "UE8M0"], &["UE8M0", "known are row-major, column-major, ue8m0"]);
+    refused(&["--group", "1x32", "--format", "fp8"], &["fp8", "known are e4m3, e5m2, e2m1"]);
+    // Before anything is written, in a dry run too.
+    let dry = ["quantize", &input, "--dry-run", "--group", "1x32"];
+    assert_words(&bad(2, &dry), &["tensor odd.weight", "30 must be a multiple of 16", "--exclude"]);
     refused(&["--group", "1x32", "--scales", "swizzled"], &["swizzled", "known are row-major, column-major, ue8m0"]);
     refused(&["--recipe", "nvfp4", "--scales", "ue8m0"], &["--scales with --recipe nvfp4", "--group in the place"]);
     refused(&["--recipe", "nvfp4", "--transposed"], &["--transposed with --recipe nvfp4"]);
@@ -296,11 +312,26 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         r"--exclude '^odd\.weight$'",
     ];
     refused(&["--group", "1x32"], &words);
+    // Every grouping refuses these columns, in every order of scales.
+    for group in CastGroup::ALL {
+        for order in CastScales::ALL {
+            let cast = format!("4 x 30 cast to e4m3 {group} {order}");
+            refused(&["--group", group.name(), "--scales", order.name()], &[&cast, "30 must be a multiple of 16"]);
+        }
+    }
     refused(
         &["--group", "32x1", "--transposed", "--exclude", "odd"],
         &["tensor layer.weight: 40 x 272", "rows of a transposed cast: 40", "untransposed", "--exclude"],
     );
     good(&["quantize", &input, "-o", &output, "--group", "1x32", "--exclude", "odd"]);
+    // Neither it nor what it is made of is written over.
+    for (from, to) in [(&input, &input), (&output, &output)] {
+        let before = fs::read(to).unwrap();
+        for args in [&["quantize", from, "-o", to, "--group", "1x32"][..], &["dequantize", from, "-o", to]] {
+            assert_words(&bad(2, args), &["it is the input; give another name for the output"]);
+        }
+        assert!(fs::read(to).unwrap() == before);
+    }
     // No product reads it.
     let operand = format!("{output}:layer.weight");
     let error = bad(2, &["gemm", "--a", &operand, "--b", &operand, "-o", &folder.file("d.safetensors")]);

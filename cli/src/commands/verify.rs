@@ -1,12 +1,19 @@
 //! `verify`: every recipe, cast and pair against their definition (`reference::definition`), on any device.
 //!
 //! Recipes: the device's codes and scales must equal those of the definition, byte for byte, and the noise must be that of the
-//! format. Casts likewise (`casts`), and what else they read (`sources`) and what is computed before them (`producers`). Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
+//! format. Casts likewise (`casts`), and what else they read (`sources`) and what is computed before them (`producers`): each of each kind of
+//! data (`kinds`). What there is to check are the library's own lists. Pairs: the product must be that of the definition in f64, within the
+//! tolerance of `reference::gemm_bound`.
 
 mod casts;
+mod gradients;
+mod kinds;
+mod lossless;
 mod near;
 mod producers;
 mod sources;
+mod tally;
+mod targets;
 
 use ndarray::Array2;
 use scaled_gemm::checkpoint::PlainRows;
@@ -26,12 +33,16 @@ use crate::output::{Failure, Form, Outcome, count, number, step_bar, table};
 use crate::quantizers::cast_schemes;
 use crate::recipes::{options, preset};
 use crate::target::Target;
+use kinds::{Draw, Kind};
+use tally::same_number;
 
 const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 /// Shape of the quantized matrices: ragged tiles, rows and blocks of 32.
 const MATRIX: [usize; 2] = [131, 400];
 /// The same for recipes that want whole tiles of 16 rows.
 const WHOLE_TILES: [usize; 2] = [144, 400];
+/// Shape of those of other kinds of data, whole tiles of 16 rows too.
+const OTHER_DATA: [usize; 2] = [48, 208];
 /// Shapes of the products: one row, an odd number of them, more than a tile; ragged along k.
 const PRODUCTS: [[usize; 3]; 3] = [[1, 8, 16], [17, 264, 400], [130, 136, 1040]];
 
@@ -47,8 +58,8 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     let mut device = device::open(choice)?;
     let (all, products) =
         (Recipe::all(CodeRounding::Stochastic { seed: args.seed, offset: 1 }), products(device.name()));
-    let cast_schemes = cast_schemes();
-    let steps = all.len() + cast_schemes.len() + sources::STEPS + products.len();
+    let (cast_schemes, checks) = (cast_schemes(), sources::checks());
+    let steps = all.len() + cast_schemes.len() + checks.len() + products.len();
     let bar = step_bar(device.as_ref(), steps);
     let (mut recipes, mut casts, mut pairs) = (Findings::default(), Findings::default(), Findings::default());
     let mut caster = device.caster();
@@ -64,7 +75,10 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     }
     let mut others = Findings::default();
     bar.set_message("casts of codes, and producers");
-    sources::check(device.sources().as_mut(), args.seed, &mut others, &mut || bar.inc(1))?;
+    for check in checks {
+        check(device.sources().as_mut(), args.seed, &mut others)?;
+        bar.inc(1);
+    }
     for pair in products {
         bar.set_message(format!("{} x {}", name(pair.a), pair.b.scheme()));
         check_products(device.as_mut(), pair, args.seed, &mut pairs)?;
@@ -72,20 +86,28 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     }
     bar.finish_and_clear();
 
-    let mut text = format!(
-        "device {}\n\nRecipes: {} x {} normal values, rows of different size\n\n",
-        device.described(),
-        MATRIX[0],
-        MATRIX[1]
+    let checked = match device.name() {
+        "cpu" => {
+            "what is checked is the library's own reference, by its definition in the plainest words; nothing has run on a GPU"
+        }
+        _ => "what is checked is what the GPU makes, by the definition in the plainest words, which the CPU computes",
+    };
+    let mut text = format!("device {}\n", device.described());
+    text += &format!("{checked}\n");
+    let kinds = Kind::ALL.map(Kind::name).join(", ");
+    text += &format!("Data: {kinds}; ties lie halfway between codes\n");
+    let [rows, cols] = MATRIX;
+    text += &format!(
+        "\nRecipes: {rows} x {cols} normal values, rows of different size, in every type; each other kind of data in one\n\n"
     );
     let header = ["scheme", "recipe", "codes", "scales", "decoded", "SQNR dB", "floor", ""];
     text += &table(header, 5, &recipes.rows);
-    text += "\nCasts to groupings that no product reads, every order of scales, exact and powers of two\n\n";
+    text += "\nCasts to groupings that no product reads, every order of scales, exact and powers of two, each of each kind of data\n\n";
     text += &table(["group", "codes of", "codes", "scales", "decoded", ""], 2, &casts.rows);
-    text += "\nCasts of codes and of chosen rows, parts of casts, and what is computed before a cast; normal numbers, outliers, zeros and \
-             subnormal ones in turns.\nBeside: counts, sums, factors, other gradients. Values: the error before the cast as a fraction of \
-             what it may be; above 1 is wrong\n\n";
-    text += &table(["source", "to", "codes", "scales", "beside", "values", ""], 2, &others.rows);
+    text += "\nCasts of codes and of chosen rows, parts of casts, and what is computed before a cast. Made: how many casts or recipes; data: of how \
+             many kinds.\nBeside: counts, sums, factors, other gradients. Values: the error before the cast as a fraction of what it may be; above 1 \
+             is wrong\n\n";
+    text += &table(["source", "to", "made", "data", "codes", "scales", "beside", "values", ""], 2, &others.rows);
     text += "\nProducts against the f64 bound (error as a fraction of it; above 1 is wrong)\n\n";
     text += &table(["A", "B", "bf16", "f16", "f32", ""], 2, &pairs.rows);
     let failed: Vec<String> =
@@ -94,7 +116,7 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     text += &format!("\n{checks}, {} failed\n", failed.len());
     let value = json!({
         "device": device.name(), "title": device.title(), "recipes": recipes.values, "casts": casts.values,
-        "sources": others.values, "pairs": pairs.values,
+        "sources": others.values, "pairs": pairs.values, "data": Kind::ALL.map(Kind::name), "checked": checked,
         "failed": failed, "passed": failed.is_empty(),
     });
     let mut outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
@@ -182,19 +204,32 @@ fn check_recipe(caster: &mut dyn Caster, recipe: Recipe, seed: u64, found: &mut 
     let floor = sqnr_floor(recipe);
     let tiles = matches!(recipe, Recipe::Nvfp4(r) if r.options().shape == BlockShape::Tile16x16);
     let [rows, cols] = if tiles { WHOLE_TILES } else { MATRIX };
-    let (mut codes, mut scales, mut values, mut sqnr) = (0, 0, 0, f64::INFINITY);
-    for (i, dtype) in WIDE.into_iter().enumerate() {
-        let x = test_matrix(rows, cols, dtype, seed.wrapping_add(i as u64));
+    let (mut codes, mut scales, mut values, mut sqnr, mut of) = (0, 0, 0, f64::INFINITY, Vec::new());
+    let normal = WIDE.map(|dtype| (Kind::Normal, dtype));
+    let others = Kind::ALL[1..].iter().enumerate().map(|(i, kind)| (*kind, WIDE[(i + found.rows.len()) % 3]));
+    for (i, (kind, dtype)) in normal.into_iter().chain(others).enumerate() {
+        let shape = if kind == Kind::Normal { [rows, cols] } else { OTHER_DATA };
+        let x = kind.matrix(Draw { shape, dtype, format: recipe.format(), seed: seed.wrapping_add(i as u64) });
         let want = definition::quantize(x.view(), dtype, recipe)?;
         let got = caster.quantize_part(&PlainRows::from_f32(x.view(), dtype, Vec::new())?, recipe, None, Vec::new())?;
-        codes += differences(want.codes(), got.codes(), |a, b| a == b);
-        scales += differences(want.scales(), got.scales(), |a, b| a.to_bits() == b.to_bits());
-        scales += differences(want.block_scales(), got.block_scales(), |a, b| a == b);
+        let wrong = [
+            differences(want.codes(), got.codes(), |a, b| a == b),
+            differences(want.scales(), got.scales(), |a, b| a.to_bits() == b.to_bits())
+                + differences(want.block_scales(), got.block_scales(), |a, b| a == b),
+        ];
+        (codes, scales) = (codes + wrong[0], scales + wrong[1]);
         let mut decoded = caster.dequantize(&got, DType::F32, Vec::new())?.to_f32();
         let right = definition::dequantize(&got, DType::F32);
-        values += right.iter().zip(&decoded).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+        let wrong_values = right.iter().zip(&decoded).filter(|(a, b)| !same_number(a, b)).count();
+        values += wrong_values;
+        if wrong.iter().sum::<usize>() + wrong_values > 0 {
+            of.push(kind.name());
+        }
         if got.basis() != recipe.basis() {
             found.failed.push(format!("{} {}: the basis is {:?}", recipe.scheme(), recipe, got.basis()));
+        }
+        if kind != Kind::Normal {
+            continue;
         }
         if recipe.basis() == Basis::Hadamard16 {
             undo_hadamard(&mut decoded);
@@ -219,13 +254,15 @@ fn check_recipe(caster: &mut dyn Caster, recipe: Recipe, seed: u64, found: &mut 
     let target = Target::Recipe(recipe);
     found.values.push(json!({
         "scheme": recipe.scheme().to_string(), "preset": preset(target), "rounding": rounding.name(),
-        "options": options(target), "recipe": recipe.to_string(),
+        "options": options(target), "recipe": recipe.to_string(), "data": Kind::ALL.map(Kind::name),
         "codes_different": codes, "scales_different": scales, "decoded_different": values,
         "sqnr_db": sqnr, "sqnr_floor_db": floor, "passed": passed,
     }));
     if !passed {
+        of.dedup();
+        let data = if of.is_empty() { String::new() } else { format!(" (data: {})", of.join(", ")) };
         found.failed.push(format!(
-            "{} {}: {codes} codes, {scales} scales, {values} decoded values differ, SQNR {}",
+            "{} {}: {codes} codes, {scales} scales, {values} decoded values differ{data}, SQNR {}",
             recipe.scheme(),
             recipe,
             number(sqnr)

@@ -274,7 +274,11 @@ impl Device for Cpu {
                 let q = coded(from)?;
                 median_us(|| Ok(reference::cast_back(&q, out)))
             }
-            Quantizer::Lossless(from, _) => {
+            Quantizer::Wide(dtype, to) => {
+                let x = normal(rows, cols, dtype, 1);
+                median_us(|| cast(x.view(), CastRecipe::new(to)))
+            }
+            Quantizer::Lossless(from, _) | Quantizer::LosslessCounted(from, _) => {
                 let q = coded(from)?;
                 median_us(|| reference::fp4_to_fp8(&q))
             }

@@ -1,9 +1,9 @@
 //! What quantizers, casts and producers take on a GPU.
 
 use scaled_gemm::{
-    CastMatrix, CastRecipe, CastSource, DType, DeviceBuffer, DeviceBytes, Extent, GivenScale, GradientInto, Handle,
-    KernelFamily, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, Result, RmsNormArgs, RowIndex, SwigluGradientsInto,
-    SwigluSource, Timing, VecRef,
+    CastMatrix, CastRecipe, CastSource, DType, DeviceBuffer, DeviceBytes, DeviceBytesMut, Extent, GivenScale,
+    GradientInto, Handle, KernelFamily, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, Result, RmsNormArgs, RowIndex,
+    SwigluGradientsInto, SwigluSource, Timing, VecRef,
 };
 
 use super::cuda::{Cuda, borrowing};
@@ -261,6 +261,21 @@ pub fn time(
             Quantizer::Lossless(from, to) => {
                 let (q, mut out) = (coded(from)?, casts(to)?);
                 timing.time(handle, |call| handle.fp4_to_fp8_into(&q[call % sets], &mut out[call % sets], None))?
+            }
+            Quantizer::LosslessCounted(from, to) => {
+                let (q, mut out) = (coded(from)?, casts(to)?);
+                let mut lost = handle.upload(&[0u32])?;
+                timing.time(handle, |call| {
+                    let at = call % sets;
+                    handle.fp4_to_fp8_into(&q[at], &mut out[at], Some(&mut DeviceBytesMut::from(&mut lost)))
+                })?
+            }
+            Quantizer::Wide(dtype, to) => {
+                let data = cuda.duplicates(cuda.upload(&normal_bytes(rows, cols, dtype, 1))?, sets)?;
+                let x = data.iter().map(|x| MatRef::new(x, dtype, rows, cols)).collect::<Result<Vec<_>>>()?;
+                let mut out = casts(to)?;
+                let mut run = |at: usize| handle.cast_into(&x[at], CastRecipe::new(to), &mut out[at]);
+                timing.time(handle, |call| run(call % sets))?
             }
             Quantizer::Backward { from, gate, to, all } => {
                 quantizer.check_cols(cols)?;

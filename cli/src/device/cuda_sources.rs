@@ -5,11 +5,11 @@ use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::reference::{ClampCounts, RmsNorm, Swiglu};
 use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
-    DeviceBytes, GivenScale, Handle, HostCastMatrix, HostQuantMatrix, MatMut, MatRef, QuantMatrix, Recipe, Result,
-    RmsNormArgs, RowIndex, SourceActivation, SwigluGradientsInto, SwigluSource, VecRef,
+    DeviceBytes, DeviceBytesMut, GivenScale, Handle, HostCastMatrix, HostQuantMatrix, MatMut, MatRef, QuantMatrix,
+    Recipe, Result, RmsNormArgs, RowIndex, SourceActivation, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
-use super::sources::{GatedInput, Gradients, HostSource, HostValues, NormCast, Part, Sources, Wide};
+use super::sources::{Counting, GatedInput, Gradients, HostSource, HostValues, Inexact, NormCast, Part, Sources, Wide};
 use crate::data::to_bytes;
 use crate::quantizers::Function;
 
@@ -71,7 +71,7 @@ impl OnGpu<'_> {
         let there = match source.values {
             HostValues::Coded(q) => q.rows(),
             HostValues::Plain(x)
-            | HostValues::Swiglu(x, _)
+            | HostValues::Swiglu(x, ..)
             | HostValues::Activated(x, _)
             | HostValues::Normed(x, ..) => x.values.nrows(),
         };
@@ -87,18 +87,18 @@ impl OnGpu<'_> {
                 return Ok((gathered((&q).into())?, none));
             }
             HostValues::Plain(x)
-            | HostValues::Swiglu(x, _)
+            | HostValues::Swiglu(x, ..)
             | HostValues::Activated(x, _)
             | HostValues::Normed(x, ..) => (x, x.values.dim()),
         };
         let data = self.upload(x)?;
         let matrix = MatRef::new(&data, x.dtype, dims.0, dims.1)?;
         match source.values {
-            HostValues::Swiglu(_, options) => {
+            HostValues::Swiglu(_, options, counting) => {
                 let options = Options::upload(handle, &options)?;
                 let mut counts = handle.upload(&[0u32; 6])?;
                 let swiglu = options.set(SwigluSource::new(&matrix)?)?;
-                let swiglu = if options.clamp.is_some() { swiglu.with_counts(&mut counts)? } else { swiglu };
+                let swiglu = if counting == Counting::Counted { swiglu.with_counts(&mut counts)? } else { swiglu };
                 let done = gathered(swiglu.into())?;
                 let words = handle.read::<u32>(&counts.view())?;
                 let number = |at: usize| u64::from(words[2 * at]) | u64::from(words[2 * at + 1]) << 32;
@@ -118,20 +118,25 @@ impl OnGpu<'_> {
         }
     }
 
-    /// Quantizes a source with the scale of the whole matrix.
+    /// Quantizes a source with the scale of the whole matrix; gives the largest magnitude where that of FP8 is given as an encode factor.
     fn quantize_with_scale(
         &self,
         source: CastSource<'_>,
         recipe: Recipe,
         given: GivenScale,
         out: &mut QuantMatrix,
-    ) -> Result<()> {
+    ) -> Result<Option<f32>> {
         let number = self.0.upload(&[*given.number()])?;
+        let wanted = matches!(given, GivenScale::Encode(_));
         let given = given.with_number(DeviceBytes::from(&number));
-        match recipe {
-            Recipe::Fp8(fp8) => self.0.quantize_source_tensor_into(source, fp8.format, &given, out, None),
-            _ => self.0.quantize_source_nvfp4_into(source, recipe, &given, out),
-        }
+        let Recipe::Fp8(fp8) = recipe else {
+            self.0.quantize_source_nvfp4_into(source, recipe, &given, out)?;
+            return Ok(None);
+        };
+        let mut amax = self.0.upload(&[0.0f32])?;
+        let mut bytes = DeviceBytesMut::from(&mut amax);
+        self.0.quantize_source_tensor_into(source, fp8.format, &given, out, wanted.then_some(&mut bytes))?;
+        Ok(if wanted { self.floats(&amax)?.first().copied() } else { None })
     }
 
     /// Calls `run` with a norm; gives what it wrote beside the cast.
@@ -223,26 +228,38 @@ impl Sources for OnGpu<'_> {
         source: &HostSource<'_>,
         recipe: Recipe,
         given: Option<GivenScale>,
-    ) -> Result<HostQuantMatrix> {
+    ) -> Result<(HostQuantMatrix, Option<f32>)> {
         let handle = self.0;
-        let (q, _) = self.with_source(source, |source| {
+        let (made, _) = self.with_source(source, |source| {
             let mut out = QuantMatrix::zeros(handle, recipe.scheme(), source.rows(), source.cols())?;
-            match given {
+            let amax = match given {
                 Some(given) => self.quantize_with_scale(source, recipe, given, &mut out)?,
-                None => handle.quantize_source_into(source, recipe, &mut out)?,
-            }
-            out.to_host(handle)
+                None => {
+                    handle.quantize_source_into(source, recipe, &mut out)?;
+                    None
+                }
+            };
+            Ok((out.to_host(handle)?, amax))
         })?;
-        Ok(q)
+        Ok(made)
     }
 
-    fn fp4_to_fp8(&mut self, q: &HostCastMatrix) -> Result<HostCastMatrix> {
-        let there = CastMatrix::from_host(self.0, q)?;
+    fn refuses_recipes(&self) -> bool {
+        true
+    }
+
+    fn fp4_to_fp8(&mut self, q: &HostCastMatrix, count: Inexact) -> Result<(HostCastMatrix, Option<u32>)> {
+        let handle = self.0;
+        let there = CastMatrix::from_host(handle, q)?;
         let to = CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128)?;
-        let to = to.with_scales(CastScales::Ue8m0);
-        let mut out = CastMatrix::zeros(self.0, to, q.rows(), q.cols())?;
-        self.0.fp4_to_fp8_into(&there, &mut out, None)?;
-        out.to_host(self.0)
+        let mut out = CastMatrix::zeros(handle, to.with_scales(CastScales::Ue8m0), q.rows(), q.cols())?;
+        if count == Inexact::Uncounted {
+            handle.fp4_to_fp8_into(&there, &mut out, None)?;
+            return Ok((out.to_host(handle)?, None));
+        }
+        let mut counted = handle.upload(&[0u32])?;
+        handle.fp4_to_fp8_into(&there, &mut out, Some(&mut DeviceBytesMut::from(&mut counted)))?;
+        Ok((out.to_host(handle)?, handle.read::<u32>(&counted.view())?.first().copied()))
     }
 
     fn rms_norm_cast(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: CastRecipe) -> Result<NormCast> {
@@ -262,7 +279,7 @@ impl Sources for OnGpu<'_> {
         let (rows, cols) = x.values.dim();
         let mut out = QuantMatrix::zeros(self.0, recipe.scheme(), rows, cols)?;
         self.with_norm(x, norm, |args| match given {
-            Some(given) => self.quantize_with_scale(args.into(), recipe, given, &mut out),
+            Some(given) => self.quantize_with_scale(args.into(), recipe, given, &mut out).map(drop),
             None => self.0.rms_norm_quantize_into(args, recipe, &mut out),
         })?;
         out.to_host(self.0)

@@ -21,10 +21,24 @@ pub enum HostValues<'a> {
     Plain(Wide<'a>),
     Coded(&'a HostCastMatrix),
     /// Of both halves side by side.
-    Swiglu(Wide<'a>, Swiglu<'a>),
+    Swiglu(Wide<'a>, Swiglu<'a>, Counting),
     Activated(Wide<'a>, Function),
     /// A norm whose factors of rows and of columns are known.
     Normed(Wide<'a>, &'a [f32], &'a [f32]),
+}
+
+/// Whether SwiGLU counts what its clamp changes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Counting {
+    Counted,
+    Uncounted,
+}
+
+/// Whether groups that FP4 to FP8 loses are counted: on a GPU by kernels of their own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Inexact {
+    Counted,
+    Uncounted,
 }
 
 /// The same, and which of its rows.
@@ -85,16 +99,20 @@ pub trait Sources {
         recipe: CastRecipe,
     ) -> Result<(HostCastMatrix, ClampCounts)>;
 
-    /// To what products read; with the scale of the whole matrix where its scheme has one.
+    /// To what products read; with the scale of the whole matrix where its scheme has one. Of FP8 by a given encode factor also the largest
+    /// magnitude of the values.
     fn quantize_source(
         &mut self,
         source: &HostSource<'_>,
         recipe: Recipe,
         given: Option<GivenScale>,
-    ) -> Result<HostQuantMatrix>;
+    ) -> Result<(HostQuantMatrix, Option<f32>)>;
 
-    /// E2M1 as E4M3 of the same values.
-    fn fp4_to_fp8(&mut self, q: &HostCastMatrix) -> Result<HostCastMatrix>;
+    /// Whether [`Sources::quantize_source`] of a producer refuses recipes. The CPU quantizes values, whatever made them.
+    fn refuses_recipes(&self) -> bool;
+
+    /// E2M1 as E4M3 of the same values, and how many groups are lost. The CPU has no count: it refuses these.
+    fn fp4_to_fp8(&mut self, q: &HostCastMatrix, count: Inexact) -> Result<(HostCastMatrix, Option<u32>)>;
 
     /// RMSNorm cast along rows in one pass.
     fn rms_norm_cast(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: CastRecipe) -> Result<NormCast>;
@@ -133,7 +151,10 @@ impl HostValues<'_> {
         let values = match *self {
             Self::Plain(x) => x.values.clone(),
             Self::Coded(q) => reference::cast_back(q, DType::F32),
-            Self::Swiglu(x, options) => return reference::swiglu(x.values.view(), &options),
+            Self::Swiglu(x, options, counting) => {
+                let (y, counts) = reference::swiglu(x.values.view(), &options)?;
+                return Ok((y, if counting == Counting::Counted { counts } else { ClampCounts::default() }));
+            }
             Self::Activated(x, function) => function.of(x.values.view()),
             Self::Normed(x, rows, columns) => {
                 Array2::from_shape_fn(x.values.dim(), |(i, j)| x.values[(i, j)] * rows[i] * columns[j])
@@ -153,7 +174,9 @@ impl HostValues<'_> {
 impl HostSource<'_> {
     /// What a clamp changes in the rows that are read, a row as often as it is read; `whole` is what it changes in all of them.
     fn counts(&self, whole: ClampCounts) -> Result<ClampCounts> {
-        let (HostValues::Swiglu(x, options), Some(rows)) = (self.values, self.rows) else { return Ok(whole) };
+        let (HostValues::Swiglu(x, options, Counting::Counted), Some(rows)) = (self.values, self.rows) else {
+            return Ok(whole);
+        };
         let (x, experts) = read_rows(x.values, options.experts, rows);
         let options = Swiglu { weights: None, experts: experts.as_deref(), ..options };
         Ok(reference::swiglu(x.view(), &options)?.1)
@@ -173,12 +196,15 @@ pub fn gather(x: &Array2<f32>, rows: &[i32]) -> Array2<f32> {
 }
 
 /// To what products read, with the scale of the whole matrix where one is given.
-fn quantize(values: &Array2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
-    match (recipe, given) {
-        (Recipe::Fp8(fp8), Some(given)) => Ok(reference::quantize_tensor(values.view(), fp8.format, given)?.0),
-        (_, Some(given)) => reference::quantize_with_scale(values.view(), DType::F32, recipe, given),
-        (_, None) => reference::quantize(values.view(), DType::F32, recipe),
-    }
+fn quantize(values: &Array2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<(HostQuantMatrix, Option<f32>)> {
+    Ok(match (recipe, given) {
+        (Recipe::Fp8(fp8), Some(given)) => {
+            let (q, amax) = reference::quantize_tensor(values.view(), fp8.format, given)?;
+            (q, matches!(given, GivenScale::Encode(_)).then_some(amax))
+        }
+        (_, Some(given)) => (reference::quantize_with_scale(values.view(), DType::F32, recipe, given)?, None),
+        (_, None) => (reference::quantize(values.view(), DType::F32, recipe)?, None),
+    })
 }
 
 /// The CPU: the reference.
@@ -219,13 +245,17 @@ impl Sources for OnCpu {
         source: &HostSource<'_>,
         recipe: Recipe,
         given: Option<GivenScale>,
-    ) -> Result<HostQuantMatrix> {
+    ) -> Result<(HostQuantMatrix, Option<f32>)> {
         let (values, _) = source.values.computed()?;
         quantize(&source.rows.map_or_else(|| values.clone(), |rows| gather(&values, rows)), recipe, given)
     }
 
-    fn fp4_to_fp8(&mut self, q: &HostCastMatrix) -> Result<HostCastMatrix> {
-        reference::fp4_to_fp8(q)
+    fn refuses_recipes(&self) -> bool {
+        false
+    }
+
+    fn fp4_to_fp8(&mut self, q: &HostCastMatrix, _: Inexact) -> Result<(HostCastMatrix, Option<u32>)> {
+        Ok((reference::fp4_to_fp8(q)?, None))
     }
 
     fn rms_norm_cast(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: CastRecipe) -> Result<NormCast> {
@@ -240,7 +270,7 @@ impl Sources for OnCpu {
         recipe: Recipe,
         given: Option<GivenScale>,
     ) -> Result<HostQuantMatrix> {
-        quantize(&reference::rms_norm(x.values.view(), norm)?.values, recipe, given)
+        Ok(quantize(&reference::rms_norm(x.values.view(), norm)?.values, recipe, given)?.0)
     }
 
     fn swiglu_backward(

@@ -5,7 +5,7 @@ use super::quantize::{check_target, output};
 use super::source::{GatedInput, SwigluSource};
 use super::targets::cast_recipe;
 use crate::error::{Error, Result};
-use crate::format::{Basis, CastGroup, CastRecipe, CodeFormat, DType, Fp8Granularity, Mxfp8Recipe, Recipe};
+use crate::format::{Basis, CastGroup, CastRecipe, CastScheme, CodeFormat, DType, Fp8Granularity, Mxfp8Recipe, Recipe};
 use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
@@ -214,17 +214,7 @@ fn check(forward: &SwigluSource<'_>, gradient: &MatRef<'_>, into: &SwigluGradien
                     "allocate it with CastMatrix::zeros for that scheme",
                 ));
             }
-            match (scheme.group(), scheme.format()) {
-                (CastGroup::Group1x32, CodeFormat::E4M3) => 32,
-                (CastGroup::Group1x128, CodeFormat::E4M3) => 128,
-                _ => {
-                    return Err(Error::unsupported(
-                        format!("a gradient of x in {scheme}"),
-                        "it is cast to e4m3 in groups of 1x32 or 1x128",
-                        "take one of these, or have it in BF16 and use Handle::cast",
-                    ));
-                }
-            }
+            group_of(scheme)?
         }
         Some(GradientInto::Product(recipe, target)) => {
             let group = match recipe {
@@ -235,15 +225,36 @@ fn check(forward: &SwigluSource<'_>, gradient: &MatRef<'_>, into: &SwigluGradien
             group
         }
     };
-    if !(cols / 2).is_multiple_of(group) {
-        return Err(Error::shape(
-            "x of SwiGLU",
-            format!("halves of {} columns", cols / 2),
-            format!("must be a multiple of {group}, so that no group has columns of both"),
-            "take groups of 1x32 or mxfp8, or have the gradient in BF16 and quantize that",
-        ));
+    check_halves(cols, group)
+}
+
+/// Columns of a group of the gradient's cast.
+fn group_of(scheme: CastScheme) -> Result<usize> {
+    match (scheme.group(), scheme.format()) {
+        (CastGroup::Group1x32, CodeFormat::E4M3) => Ok(32),
+        (CastGroup::Group1x128, CodeFormat::E4M3) => Ok(128),
+        _ => Err(Error::unsupported(
+            format!("a gradient of x in {scheme}"),
+            "it is cast to e4m3 in groups of 1x32 or 1x128",
+            "take one of these, or have it in BF16 (SwigluGradientsInto::x_bf16) and use Handle::cast_into",
+        )),
     }
-    Ok(())
+}
+
+/// That no group has columns of both halves.
+fn check_halves(cols: usize, group: usize) -> Result<()> {
+    let half = cols / 2;
+    if half.is_multiple_of(group) {
+        return Ok(());
+    }
+    // The narrower groups are a remedy where they divide a half.
+    let narrower = if half.is_multiple_of(32) { "take groups of 1x32 or mxfp8" } else { "pad both halves with zeros" };
+    Err(Error::shape(
+        "x of SwiGLU",
+        format!("halves of {half} columns"),
+        format!("must be a multiple of {group}, so that no group of the gradient has columns of both"),
+        format!("{narrower}, or have the gradient in BF16 (SwigluGradientsInto::x_bf16) and quantize that"),
+    ))
 }
 
 /// The cast that writes what a product reads.
@@ -255,5 +266,60 @@ fn cast_of(recipe: Recipe) -> Result<CastRecipe> {
             "for products it is written as fp8-1x128 or mxfp8",
             "take one of these, or have it in BF16 (SwigluGradientsInto::x_bf16) and use Handle::quantize_into",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{CodeRounding, Fp8Format};
+
+    /// Operand, numbers, rule, and a remedy that serves the numbers.
+    #[test]
+    fn what_a_gradient_is_not_written_as_is_refused_with_a_remedy() {
+        for scheme in CastScheme::all() {
+            let taken = scheme.format() == CodeFormat::E4M3
+                && matches!(scheme.group(), CastGroup::Group1x32 | CastGroup::Group1x128);
+            match group_of(scheme) {
+                Ok(group) => assert!(taken && scheme.group().extents()[1].size(4096) == group, "{scheme}"),
+                Err(error) => assert_eq!(
+                    (error.to_string(), taken),
+                    (
+                        format!(
+                            "a gradient of x in {scheme} is not supported: it is cast to e4m3 in groups of 1x32 or 1x128; take one of \
+                             these, or have it in BF16 (SwigluGradientsInto::x_bf16) and use Handle::cast_into"
+                        ),
+                        false
+                    )
+                ),
+            }
+        }
+        for recipe in Recipe::all(CodeRounding::Stochastic { seed: 1, offset: 0 }) {
+            if let Err(error) = cast_of(recipe) {
+                let text = error.to_string();
+                assert!(text.contains(&recipe.scheme().to_string()), "{text}");
+                assert!(text.contains("; take ") || text.contains("; give "), "{text}");
+            } else {
+                assert_eq!(recipe.format(), CodeFormat::Fp8(Fp8Format::E4M3));
+            }
+        }
+    }
+
+    #[test]
+    fn halves_that_share_a_group_have_the_remedy_that_serves_them() {
+        let text = |cols, group| check_halves(cols, group).unwrap_err().to_string();
+        let bf16 = "or have the gradient in BF16 (SwigluGradientsInto::x_bf16) and quantize that";
+        assert_eq!(
+            text(2 * 160, 128),
+            format!(
+                "x of SwiGLU: halves of 160 columns must be a multiple of 128, so that no group of the gradient has columns of both; \
+                 take groups of 1x32 or mxfp8, {bf16}"
+            )
+        );
+        // (Groups of 32 were said to be the remedy of groups of 32.)
+        for group in [32, 128] {
+            assert!(text(2 * 48, group).ends_with(&format!("; pad both halves with zeros, {bf16}")), "{group}");
+        }
+        assert!(check_halves(2 * 256, 128).is_ok() && check_halves(2 * 96, 32).is_ok());
     }
 }

@@ -258,9 +258,9 @@ impl<'a> CastSource<'a> {
         match index.of_rows {
             Some(of) if of > rows => Err(Error::shape(
                 "row index",
-                format!("was made for {of} rows"),
-                format!("the matrix has {rows}"),
-                "make it for this matrix",
+                format!("of a matrix of {of} rows"),
+                format!("must be of one of at most {rows}, those of the matrix that is read"),
+                "make it for this matrix (RowIndex::new)",
             )),
             _ => Ok(Self { index: Some(index), ..self }),
         }

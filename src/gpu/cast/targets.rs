@@ -260,3 +260,35 @@ fn check_nvfp4(recipe: Nvfp4Recipe) -> Result<()> {
     };
     Err(Error::unsupported(format!("{what} of a source quantized to {}", recipe.scheme()), reason, remedy))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each says what was asked for, why it is not done, and two ways on.
+    #[test]
+    fn recipes_that_no_source_is_quantized_by_are_refused_with_a_remedy() {
+        let (mut refused, mut taken) = (0, 0);
+        for recipe in Recipe::all(CodeRounding::Stochastic { seed: 1, offset: 0 }) {
+            let checked = match recipe {
+                Recipe::Fp8(fp8) => cast_recipe(fp8).map(drop),
+                Recipe::Nvfp4(nvfp4) => check_nvfp4(nvfp4),
+                Recipe::Mxfp8(_) | Recipe::Mxfp4(_) => Ok(()),
+            };
+            let Err(error) = checked else {
+                taken += 1;
+                continue;
+            };
+            refused += 1;
+            let text = error.to_string();
+            let [what, rest] = text.split_once(" is not supported: ").map(|(a, b)| [a, b]).expect("what is refused");
+            let [reason, remedy] = rest.rsplit_once("; ").map(|(a, b)| [a, b]).expect("a remedy");
+            assert!(what.contains("of a source quantized to ") || what.starts_with("a source quantized to "), "{text}");
+            assert!(what.contains(&recipe.scheme().to_string()), "{text}");
+            assert!(reason.len() > 30, "{text}");
+            assert!(remedy.contains("store the values and use Handle::quantize"), "{text}");
+        }
+        // FP8 of rows and of groups of 128 by one rule, exact and powers of two; every MX rule; NVFP4 plain and 4over6 in eight modes, twice.
+        assert_eq!((taken, refused), (4 + 15 + 18, 64 - 4 + 14));
+    }
+}

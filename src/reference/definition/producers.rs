@@ -9,35 +9,35 @@ pub(super) fn sigmoid(v: f64) -> f64 {
     1.0 / (1.0 + (-v).exp())
 }
 
-/// `l` and `r` within the clamp, and whether they were beyond it; the weight of the row, 0 if it is skipped.
-fn element(x: &ArrayView2<f32>, options: &Swiglu<'_>, [i, j]: [usize; 2]) -> ([f64; 2], [bool; 3], f64) {
+/// `l` and `r` within the clamp, a NaN as it is, whether they were beyond it, and the weight of the row; none if the row is skipped.
+fn element(x: &ArrayView2<f32>, options: &Swiglu<'_>, [i, j]: [usize; 2]) -> Option<([f64; 2], [bool; 3], f64)> {
+    if options.experts.is_some_and(|experts| experts[i] < 0) {
+        return None;
+    }
     let [l, r] = [x[[i, j]], x[[i, x.ncols() / 2 + j]]].map(f64::from);
     let c = options.clamp.map_or(f64::INFINITY, f64::from);
     let weight = options.weights.map_or(1.0, |weights| f64::from(weights[i]));
-    let skipped = options.experts.is_some_and(|experts| experts[i] < 0);
-    ([l.min(c), r.clamp(-c, c)], [l > c, r > c, r < -c], if skipped { 0.0 } else { weight })
+    Some(([if l > c { c } else { l }, r.clamp(-c, c)], [l > c, r > c, r < -c], weight))
 }
 
-/// What [`reference::swiglu`](crate::reference::swiglu) is near to, and the counts that it must give. Finite x only.
+/// What [`reference::swiglu`](crate::reference::swiglu) is near to, and the counts that it must give.
 pub fn swiglu(x: ArrayView2<f32>, options: &Swiglu<'_>) -> (Array2<f64>, ClampCounts) {
     let mut counts = ClampCounts::default();
     let values = Array2::from_shape_fn((x.nrows(), x.ncols() / 2), |(i, j)| {
-        let ([l, r], beyond, weight) = element(&x, options, [i, j]);
-        if options.experts.is_none_or(|experts| experts[i] >= 0) {
-            counts.left_above += u64::from(beyond[0]);
-            counts.right_above += u64::from(beyond[1]);
-            counts.right_below += u64::from(beyond[2]);
-        }
+        let Some(([l, r], beyond, weight)) = element(&x, options, [i, j]) else { return 0.0 };
+        counts.left_above += u64::from(beyond[0]);
+        counts.right_above += u64::from(beyond[1]);
+        counts.right_below += u64::from(beyond[2]);
         l * sigmoid(l) * r * weight
     });
     (values, counts)
 }
 
-/// What [`reference::swiglu_backward`](crate::reference::swiglu_backward) is near to: the gradients of x and of w. Finite data only.
+/// What [`reference::swiglu_backward`](crate::reference::swiglu_backward) is near to: the gradients of x and of w.
 pub fn swiglu_backward(x: ArrayView2<f32>, gradient: ArrayView2<f32>, options: &Swiglu<'_>) -> (Array2<f64>, Vec<f64>) {
     let half = x.ncols() / 2;
     let of_x = Array2::from_shape_fn(x.dim(), |(i, j)| {
-        let ([l, r], beyond, weight) = element(&x, options, [i, j % half]);
+        let Some(([l, r], beyond, weight)) = element(&x, options, [i, j % half]) else { return 0.0 };
         let s = sigmoid(l);
         let y = f64::from(gradient[[i, j % half]]) * weight;
         match j < half {
@@ -48,11 +48,9 @@ pub fn swiglu_backward(x: ArrayView2<f32>, gradient: ArrayView2<f32>, options: &
         }
     });
     let of_weight = |i: usize| {
-        let terms = (0..half).map(|j| {
-            let ([l, r], ..) = element(&x, options, [i, j]);
-            f64::from(gradient[[i, j]]) * l * sigmoid(l) * r
-        });
-        if options.experts.is_some_and(|experts| experts[i] < 0) { 0.0 } else { terms.sum() }
+        let term =
+            |j| element(&x, options, [i, j]).map(|([l, r], ..)| f64::from(gradient[[i, j]]) * l * sigmoid(l) * r);
+        (0..half).filter_map(term).sum()
     };
     (of_x, (0..x.nrows()).map(of_weight).collect())
 }
@@ -78,8 +76,11 @@ pub fn gelu(x: ArrayView2<f32>) -> Array2<f64> {
     x.mapv(|v| gelu_of(f64::from(v)))
 }
 
-/// The same of a number.
+/// The same of a number; 0 at minus infinity, where the product has no limit of its own.
 pub fn gelu_of(v: f64) -> f64 {
+    if v == f64::NEG_INFINITY {
+        return 0.0;
+    }
     v / 2.0 * erfc(-v / std::f64::consts::SQRT_2)
 }
 
@@ -96,7 +97,7 @@ pub fn gelu_tanh_argument(v: f64) -> f64 {
 
 /// `1 - erf(z)` with all its digits: from 2 on the continued fraction `exp(-z^2) / sqrt(pi) / (z + (1/2) / (z + (2/2) / (z + (3/2) / ...)))`.
 pub fn erfc(z: f64) -> f64 {
-    if z < 2.0 {
+    if z < 2.0 || z.is_nan() {
         return 1.0 - erf(z);
     }
     let rest = (1..120).rev().fold(z, |rest, k| z + f64::from(k) / 2.0 / rest);

@@ -8,7 +8,7 @@ use crate::args::BenchArgs;
 use crate::device::Device;
 use crate::memory;
 use crate::output::{Failure, number, step_bar, table};
-use crate::quantizers::Quantizer;
+use crate::quantizers::{Coverage, Quantizer};
 
 /// Rows where none are asked for.
 const ROWS: [usize; 2] = [128, 4096];
@@ -44,7 +44,7 @@ pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value),
         let need = HOST_BYTES * *rows as u64 * *cols as u64;
         memory::require(&format!("{rows} x {cols}"), need, memory::available(), "this machine")?;
     }
-    let all = Quantizer::all()?;
+    let all = chosen(args)?;
     let bar = step_bar(device, 1 + shapes.len() * all.len());
     let copy = device.copy_rate()?;
     bar.inc(1);
@@ -70,6 +70,25 @@ pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value),
         return Err(Failure::Use(format!("bench --quantizers: nothing to measure: {first}")));
     }
     Ok((describe(device, copy, &lines, &skipped), record(device, copy, &lines, &skipped)))
+}
+
+/// What is to be timed: of the usual, or of everything, what the pattern names.
+fn chosen(args: &BenchArgs) -> Result<Vec<Quantizer>, Failure> {
+    let coverage = if args.all { Coverage::Everything } else { Coverage::Usual };
+    let mut all = Quantizer::all(coverage)?;
+    let Some(only) = &args.only else { return Ok(all) };
+    let names: Vec<String> = all.iter().map(|one| format!("{} to {}", one.reads(), one.makes())).collect();
+    let example = names.first().cloned().unwrap_or_default();
+    let mut named = names.iter().map(|name| only.is_match(name));
+    all.retain(|_| named.next() == Some(true));
+    if all.is_empty() {
+        let more = if args.all { "" } else { ", or say --all, which times more" };
+        return Err(Failure::Use(format!(
+            "--only '{only}': none of the {} lines matches, which are such as \"{example}\"; leave it out to see them{more}",
+            names.len()
+        )));
+    }
+    Ok(all)
 }
 
 fn describe(device: &dyn Device, copy: f64, lines: &[Line], skipped: &[String]) -> String {

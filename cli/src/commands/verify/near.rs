@@ -16,17 +16,19 @@ const STEPS: f64 = 6e-45;
 /// Where exp(-l) is infinite in FP32 the sigmoid, below 1 / 3.4e38, becomes zero: lost times what it is multiplied by.
 const LEAST_SIGMOID: f64 = 3e-39;
 
-/// How much of what something may be off it is. A NaN is far from everything.
-fn part_of(off: f64, may: f64) -> f64 {
-    let fraction = off / may;
-    if fraction.is_nan() { f64::INFINITY } else { fraction }
+/// How much of what a number may be off it is: none where both are the same infinity, or NaN, which is far from everything else.
+fn part_of(got: f32, want: f64, may: f64) -> f64 {
+    let got = f64::from(got);
+    if got == want || got.is_nan() && want.is_nan() {
+        return 0.0;
+    }
+    let fraction = (got - want).abs() / may;
+    if fraction.is_nan() || !want.is_finite() { f64::INFINITY } else { fraction }
 }
 
 /// The worst fraction of what an element may be off; beyond 1 is wrong.
 fn worst(got: &Array2<f32>, want: &Array2<f64>, may: impl Fn([usize; 2], f64) -> f64) -> f64 {
-    let fraction = |(((i, j), got), want): (((usize, usize), &f32), &f64)| {
-        part_of((f64::from(*got) - want).abs(), may([i, j], *want))
-    };
+    let fraction = |(((i, j), got), want): (((usize, usize), &f32), &f64)| part_of(*got, *want, may([i, j], *want));
     got.indexed_iter().zip(want).map(fraction).fold(0.0, f64::max)
 }
 
@@ -69,7 +71,7 @@ fn off_of_gradients([l, r]: [f64; 2], y: f64, [of_l, of_r]: [f64; 2]) -> [f64; 2
 pub fn of_values(values: &HostValues<'_>, got: &Array2<f32>) -> f64 {
     match values {
         HostValues::Plain(_) | HostValues::Coded(_) => 0.0,
-        HostValues::Swiglu(x, options) => {
+        HostValues::Swiglu(x, options, _) => {
             let half = got.ncols();
             let lost = |[i, j]: [usize; 2]| {
                 let [l, r] = [x.values[(i, j)], x.values[(i, half + j)]].map(|v| f64::from(v.abs()));
@@ -132,6 +134,6 @@ pub fn of_gradients(
             let [l, r] = halves(i, j);
             (NEAR * sigmoid(l) + LEAST_SIGMOID) * (l * r * f64::from(gradient[(i, j)])).abs() + STEPS
         };
-        fraction.max(part_of((f64::from(*got) - want).abs(), (0..half).map(term).sum()))
+        fraction.max(part_of(*got, *want, (0..half).map(term).sum()))
     })
 }

@@ -1,170 +1,55 @@
-//! Casts of codes and of chosen rows, and parts of casts, against their definition, as producers are (`producers`). Data and types of
-//! elements take turns over the targets.
+//! Casts of codes and of chosen rows, and parts of casts, against their definition, as producers are (`producers`). Types of elements and
+//! orders of scales take turns.
 
 use ndarray::Array2;
-use scaled_gemm::codec::round_to;
 use scaled_gemm::reference::{self, CastInput, ClampCounts, definition};
-use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, HostCastMatrix, HostQuantMatrix};
-use serde_json::json;
+use scaled_gemm::{CastRecipe, CastScales, CastScheme, DType, HostCastMatrix};
 
-use super::{Findings, WIDE, differences, producers, spell, test_matrix, verdict};
+use super::kinds::{Draw, Kind};
+use super::tally::Tally;
+use super::{Findings, WIDE, lossless, producers};
 use crate::device::sources::{HostSource, HostValues, Part, Sources, Wide};
-use crate::output::{Failure, number};
+use crate::output::Failure;
 use crate::quantizers::cast_schemes;
 
 /// Shape of what is made: more than a group of 128 rows, ragged columns, rows that can be stored as columns.
-pub(super) const SHAPE: [usize; 2] = [144, 208];
-
-/// What the data are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Normal,
-    /// A hundredth a thousand times as large.
-    Outliers,
-    /// Of both signs.
-    Zeros,
-    /// Below the normal numbers of their type.
-    Subnormal,
-}
-
-impl Kind {
-    pub const ALL: [Self; 4] = [Self::Normal, Self::Outliers, Self::Zeros, Self::Subnormal];
-
-    /// A matrix of them.
-    pub fn matrix(self, rows: usize, cols: usize, dtype: DType, seed: u64) -> Array2<f32> {
-        let mut x = test_matrix(rows, cols, dtype, seed);
-        let least = if dtype == DType::F16 { 2f32.powi(-17) } else { 2f32.powi(-129) };
-        for ((i, j), v) in x.indexed_iter_mut() {
-            let factor = match self {
-                Self::Normal => continue,
-                Self::Outliers if (i * cols + j) % 97 == 5 => 1000.0,
-                Self::Outliers => 1.0,
-                Self::Zeros => 0.0,
-                Self::Subnormal => least,
-            };
-            *v = round_to(dtype, *v * factor);
-        }
-        x
-    }
-}
-
-/// What one check has found.
-#[derive(Default)]
-pub(super) struct Tally {
-    codes: usize,
-    scales: usize,
-    /// Of what is written beside a cast, where there is such.
-    beside: Option<usize>,
-    /// The worst fraction of what a value may be off before the cast, where it is computed.
-    off: Option<f64>,
-    casts: usize,
-    first: Option<String>,
-}
-
-impl Tally {
-    fn note(&mut self, wrong: usize, what: impl FnOnce() -> String) {
-        if wrong > 0 && self.first.is_none() {
-            self.first = Some(what());
-        }
-    }
-
-    pub(super) fn cast(&mut self, want: &HostCastMatrix, got: &HostCastMatrix, kind: Kind) {
-        let codes = differences(want.codes(), got.codes(), |a, b| a == b);
-        let scales = differences(&want.device_scales(), &got.device_scales(), |a, b| a == b);
-        (self.codes, self.scales, self.casts) = (self.codes + codes, self.scales + scales, self.casts + 1);
-        self.note(codes + scales, || format!("to {}, {kind:?} data", want.scheme()));
-    }
-
-    pub(super) fn product(&mut self, want: &HostQuantMatrix, got: &HostQuantMatrix, kind: Kind) {
-        let codes = differences(want.codes(), got.codes(), |a, b| a == b);
-        let bits = |a: &f32, b: &f32| a.to_bits() == b.to_bits();
-        let scales = differences(want.scales(), got.scales(), bits)
-            + differences(want.block_scales(), got.block_scales(), |a, b| a == b);
-        (self.codes, self.scales, self.casts) = (self.codes + codes, self.scales + scales, self.casts + 1);
-        self.note(codes + scales, || format!("to {}, {kind:?} data", want.scheme()));
-    }
-
-    fn beside(&mut self, wrong: usize, what: &str, kind: Kind) {
-        self.beside = Some(self.beside.unwrap_or(0) + wrong);
-        self.note(wrong, || format!("{what}, {kind:?} data"));
-    }
-
-    pub(super) fn counts(&mut self, want: ClampCounts, got: ClampCounts, kind: Kind) {
-        self.beside(usize::from(want != got), "the counts of a clamp", kind);
-    }
-
-    pub(super) fn floats(&mut self, want: &[f32], got: &[f32], what: &str, kind: Kind) {
-        self.beside(differences(want, got, |a, b| a.to_bits() == b.to_bits()), what, kind);
-    }
-
-    pub(super) fn off(&mut self, fraction: f64, kind: Kind) {
-        self.off = Some(self.off.unwrap_or(0.0).max(fraction));
-        self.note(usize::from(fraction > 1.0), || format!("values before the cast, {kind:?} data"));
-    }
-
-    pub(super) fn finish(self, source: &str, to: &str, found: &mut Findings<7>) {
-        let wrong = self.codes + self.scales + self.beside.unwrap_or(0);
-        let passed = wrong == 0 && self.off.is_none_or(|off| off <= 1.0);
-        found.rows.push([
-            source.into(),
-            to.into(),
-            spell(self.codes),
-            spell(self.scales),
-            self.beside.map_or("-".into(), spell),
-            self.off.map_or("-".into(), number),
-            verdict(passed),
-        ]);
-        found.values.push(json!({
-            "source": source, "to": to, "casts": self.casts, "codes_different": self.codes,
-            "scales_different": self.scales, "beside_different": self.beside, "error_of_bound": self.off,
-            "passed": passed,
-        }));
-        if !passed {
-            found.failed.push(format!("{source} to {to}: {}", self.first.unwrap_or_default()));
-        }
-    }
-}
+pub(super) const SHAPE: [usize; 2] = [144, 176];
 
 /// Some of the checks.
-pub(super) type Check = fn(&mut dyn Sources, u64, &mut Findings<7>) -> Result<(), Failure>;
+pub(super) type Check = fn(&mut dyn Sources, u64, &mut Findings<9>) -> Result<(), Failure>;
 
-/// How many steps [`check`] takes.
-pub const STEPS: usize = 9;
-
-/// All of them; `step` hears of each.
-pub fn check(
-    device: &mut dyn Sources,
-    seed: u64,
-    found: &mut Findings<7>,
-    step: &mut dyn FnMut(),
-) -> Result<(), Failure> {
-    let of_sources: [Check; 4] = [codes, parts, parts_of_codes, lossless];
-    for check in of_sources.into_iter().chain(producers::CHECKS) {
-        check(device, seed, found)?;
-        step();
-    }
-    Ok(())
+/// All of them.
+pub(super) fn checks() -> Vec<Check> {
+    let of_sources: [Check; 4] = [codes, chosen, parts, lossless::check];
+    of_sources.into_iter().chain(producers::CHECKS).collect()
 }
 
-pub(super) fn e4m3(group: CastGroup) -> Result<CastScheme, Failure> {
-    Ok(CastScheme::new(CodeFormat::E4M3, group)?)
+/// What one turn casts by, and of what.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    pub recipe: CastRecipe,
+    pub kind: Kind,
+    pub dtype: DType,
+    /// Its number among the turns.
+    pub at: usize,
 }
 
-pub(super) fn e2m1(group: CastGroup) -> Result<CastScheme, Failure> {
-    Ok(CastScheme::new(CodeFormat::E2M1, group)?)
-}
-
-/// Every cast, exact scales and powers of two in turns, with data whose codes and scales differ, and for every second one also with data that
-/// says little else: zeros, and numbers below every scale.
-pub(super) fn turns(shift: usize) -> impl Iterator<Item = (CastRecipe, Kind, DType)> {
-    cast_schemes().into_iter().enumerate().flat_map(move |(at, scheme)| {
-        let recipe = CastRecipe::new(scheme.with_scales(CastScales::ALL[at % 3]));
-        let recipe = if (at + shift).is_multiple_of(5) { recipe.power_of_two() } else { recipe };
-        let turn = at + shift;
-        let telling = [Kind::Normal, Kind::Outliers][turn / 2 % 2];
-        let other = turn.is_multiple_of(2).then(|| [Kind::Zeros, Kind::Subnormal][turn / 2 % 2]);
-        [Some(telling), other].into_iter().flatten().map(move |kind| (recipe, kind, WIDE[turn % 3]))
+/// Every cast of this kind of data, exact scales and powers of two, orders and types in turns.
+pub(super) fn turns(kind: Kind, shift: usize) -> impl Iterator<Item = Turn> {
+    let of_kind = Kind::ALL.iter().position(|other| *other == kind).unwrap_or(0);
+    cast_schemes().into_iter().enumerate().map(move |(at, scheme)| {
+        let turn = at + of_kind + shift;
+        let recipe = CastRecipe::new(scheme.with_scales(CastScales::ALL[(turn + of_kind) % 3]));
+        let recipe = if turn.is_multiple_of(5) { recipe.power_of_two() } else { recipe };
+        Turn { recipe, kind, dtype: WIDE[(turn + at / 3) % 3], at: turn }
     })
+}
+
+impl Turn {
+    /// A matrix of [`SHAPE`].
+    pub(super) fn matrix(self, seed: u64) -> Array2<f32> {
+        self.kind.matrix(Draw { shape: SHAPE, dtype: self.dtype, format: self.recipe.scheme().format(), seed })
+    }
 }
 
 /// Rows that are chosen: some twice, some not, some rows of zeros.
@@ -174,44 +59,64 @@ pub(super) fn chosen_rows() -> Vec<i32> {
 }
 
 /// What codes are cast again from: each grouping in both formats, but none whose codes are stored transposed, which casts refuse.
-fn coded() -> impl Iterator<Item = CastScheme> {
-    cast_schemes().into_iter().filter(|scheme| !scheme.is_transposed())
+pub(super) fn coded() -> Vec<CastScheme> {
+    cast_schemes().into_iter().filter(|scheme| !scheme.is_transposed()).collect()
 }
 
-/// Codes of every grouping that are cast again, their scales in every order, and rows that are chosen of them and of plain matrices.
-fn codes(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result<(), Failure> {
-    use CastGroup::{Group1x32, Group1x128, Group32x1, Row, Tile128x128};
-    let [rows, cols] = SHAPE;
+/// The codes that a turn casts again, of data of its kind: ties by powers of two, since they come through those alone, and infinities not by
+/// bytes, of which that for an infinite scale is NaN, which is refused.
+pub(super) fn codes_of(turn: Turn, from: CastScheme, seed: u64) -> Result<HostCastMatrix, Failure> {
+    let order = match CastScales::ALL[turn.at / 2 % 3] {
+        CastScales::Ue8m0 if turn.kind == Kind::Infinities => CastScales::ColumnMajor,
+        order => order,
+    };
+    let recipe = CastRecipe::new(from.with_scales(order));
+    let recipe = if turn.kind == Kind::Ties { recipe.power_of_two() } else { recipe };
+    Ok(reference::cast(&turn.matrix(seed).view().into(), recipe)?)
+}
+
+/// Codes of every grouping that are cast to every other, their scales in every order, and rows that are chosen of them. Each source meets
+/// each cast, and each of both each kind of data.
+fn codes(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Result<(), Failure> {
     let chosen = chosen_rows();
-    // What activations and weights are kept in goes to every cast, the others to every third.
-    let all = [e4m3(Group1x128)?, e4m3(Row)?, e4m3(Tile128x128)?, e2m1(Group1x32)?, e2m1(Group32x1)?];
     let mut gathered = Tally::default();
-    for (shift, from) in coded().enumerate() {
+    for (shift, from) in coded().into_iter().enumerate() {
         let mut again = Tally::default();
-        let every = if all.contains(&from) { 1 } else { 3 };
-        for (at, (recipe, kind, dtype)) in turns(shift).enumerate().skip(shift % every).step_by(every) {
-            let x = kind.matrix(rows, cols, dtype, seed.wrapping_add(shift as u64));
-            let from = from.with_scales(CastScales::ALL[at / every % 3]);
-            let q = reference::cast(&x.view().into(), CastRecipe::new(from))?;
-            let source = HostSource::from(HostValues::Coded(&q));
-            let want = definition::cast(&(&q).into(), recipe)?;
-            again.cast(&want, &device.cast_source(&source, Part::Whole, recipe)?.0, kind);
-            // Every second one of each.
-            if (at / every + shift).is_multiple_of(2) {
-                let source = HostSource { rows: Some(&chosen), ..source };
-                let want = definition::cast(&CastInput::from(&q).gathered(&chosen)?, recipe)?;
-                gathered.cast(&want, &device.cast_source(&source, Part::Whole, recipe)?.0, kind);
+        for (k, kind) in Kind::ALL.into_iter().enumerate() {
+            for turn in turns(kind, shift) {
+                let to = turn.at - k - shift;
+                // A kind that says much for each pair, and zeros or subnormal numbers for some.
+                let told = Kind::TELLING[(to + shift) % Kind::TELLING.len()] == kind;
+                if !told && (Kind::TELLING.contains(&kind) || !(to + shift + k).is_multiple_of(8)) {
+                    continue;
+                }
+                let q = codes_of(turn, from, seed.wrapping_add(shift as u64))?;
+                let source = HostSource::from(HostValues::Coded(&q));
+                let want = definition::cast(&(&q).into(), turn.recipe)?;
+                again.cast(&want, &device.cast_source(&source, Part::Whole, turn.recipe)?.0, kind);
+                // Every third one of each.
+                if (to + 2 * shift).is_multiple_of(3) {
+                    let source = HostSource { rows: Some(&chosen), ..source };
+                    let want = definition::cast(&CastInput::from(&q).gathered(&chosen)?, turn.recipe)?;
+                    gathered.cast(&want, &device.cast_source(&source, Part::Whole, turn.recipe)?.0, kind);
+                }
             }
         }
         again.finish(&format!("codes of {} {}", from.format(), from.group()), "casts", found);
     }
     gathered.finish("chosen rows of codes", "casts", found);
+    Ok(())
+}
+
+/// Chosen rows of plain matrices.
+fn chosen(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Result<(), Failure> {
+    let chosen = chosen_rows();
     let mut gathered = Tally::default();
-    for (recipe, kind, dtype) in turns(0) {
-        let x = kind.matrix(rows, cols, dtype, seed);
-        let want = definition::cast(&CastInput::from(x.view()).gathered(&chosen)?, recipe)?;
+    for turn in Kind::ALL.into_iter().flat_map(|kind| turns(kind, 0)) {
+        let (x, dtype) = (turn.matrix(seed), turn.dtype);
+        let want = definition::cast(&CastInput::from(x.view()).gathered(&chosen)?, turn.recipe)?;
         let source = HostSource { values: HostValues::Plain(Wide { values: &x, dtype }), rows: Some(&chosen) };
-        gathered.cast(&want, &device.cast_source(&source, Part::Whole, recipe)?.0, kind);
+        gathered.cast(&want, &device.cast_source(&source, Part::Whole, turn.recipe)?.0, turn.kind);
     }
     gathered.finish("chosen rows", "casts", found);
     Ok(())
@@ -231,7 +136,7 @@ impl Parts {
         device: &mut dyn Sources,
         source: &HostSource<'_>,
         input: &CastInput<'_>,
-        (recipe, kind): (CastRecipe, Kind),
+        Turn { recipe, kind, .. }: Turn,
     ) -> Result<[ClampCounts; 2], Failure> {
         let (scheme, rows, cols) = (recipe.scheme(), input.rows(), input.cols());
         let scales = definition::cast(input, recipe)?.scales().to_vec();
@@ -240,8 +145,8 @@ impl Parts {
         let (got, of_scales) = device.cast_source(source, Part::Scales, recipe)?;
         self.alone.cast(&want, &got, kind);
         let [r, c] = scheme.group().grid(rows, cols);
-        // Some saturate, some leave little of the data.
-        let factor = if scheme.scales() == CastScales::Ue8m0 { 1.0 } else { 1.37 };
+        // Some saturate, some leave little of the data. Ties stay such by powers of two.
+        let factor = if scheme.scales() == CastScales::Ue8m0 || kind == Kind::Ties { 1.0 } else { 1.37 };
         let scales: Vec<f32> = (0..r * c).map(|i| 2f32.powi((i % 9) as i32 - 6) * factor).collect();
         let want = definition::cast_with_scales(input, scheme, &scales)?;
         let (got, of_codes) = device.cast_source(source, Part::Codes(&scales), recipe)?;
@@ -256,55 +161,153 @@ impl Parts {
     }
 
     /// `of` follows the name of the part.
-    pub(super) fn finish(self, of: &str, found: &mut Findings<7>) {
+    pub(super) fn finish(self, of: &str, found: &mut Findings<9>) {
         self.alone.finish(&format!("scales alone{of}"), "casts", found);
         self.given.finish(&format!("codes by given scales{of}"), "casts", found);
     }
 }
 
-/// Of plain matrices.
-fn parts(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result<(), Failure> {
-    let [rows, cols] = SHAPE;
-    let mut parts = Parts::default();
-    for (recipe, kind, dtype) in turns(1) {
-        let x = kind.matrix(rows, cols, dtype, seed);
+/// Of plain matrices, and of codes, whose groupings and orders of scales take turns.
+fn parts(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Result<(), Failure> {
+    let (mut plain, mut of_codes, sources) = (Parts::default(), Parts::default(), coded());
+    for turn in Kind::ALL.into_iter().flat_map(|kind| turns(kind, 1)) {
+        let (x, dtype) = (turn.matrix(seed), turn.dtype);
         let source = HostSource::from(HostValues::Plain(Wide { values: &x, dtype }));
-        parts.check(device, &source, &x.view().into(), (recipe, kind))?;
+        plain.check(device, &source, &x.view().into(), turn)?;
+        let q = codes_of(turn, sources[turn.at * 5 % sources.len()], seed)?;
+        of_codes.check(device, &HostValues::Coded(&q).into(), &(&q).into(), turn)?;
     }
-    parts.finish("", found);
+    plain.finish("", found);
+    of_codes.finish(" of codes", found);
     Ok(())
 }
 
-/// Of codes, whose groupings and orders of scales take turns.
-fn parts_of_codes(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result<(), Failure> {
-    let [rows, cols] = SHAPE;
-    let mut parts = Parts::default();
-    let sources: Vec<_> = coded().collect();
-    for (at, (recipe, kind, dtype)) in turns(2).enumerate() {
-        let x = kind.matrix(rows, cols, dtype, seed);
-        let from = sources[at * 5 % sources.len()].with_scales(CastScales::ALL[at % 3]);
-        let q = reference::cast(&x.view().into(), CastRecipe::new(from))?;
-        let source = HostSource::from(HostValues::Coded(&q));
-        parts.check(device, &source, &(&q).into(), (recipe, kind))?;
-    }
-    parts.finish(" of codes", found);
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    use scaled_gemm::reference::RmsNorm;
+    use scaled_gemm::{GivenScale, HostQuantMatrix, Recipe, Result};
 
-fn lossless(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result<(), Failure> {
-    use CastGroup::{Group1x16, Group1x32, Group1x64, Group1x128};
-    let [rows, cols] = SHAPE;
-    for group in [Group1x16, Group1x32, Group1x64, Group1x128] {
-        let mut tally = Tally::default();
-        // Outliers are more than 11 powers of two beyond their neighbours: those are refused.
-        let kinds = [Kind::Normal, Kind::Zeros, Kind::Subnormal];
-        for (kind, order) in kinds.into_iter().flat_map(|kind| CastScales::ALL.map(|order| (kind, order))) {
-            let x = kind.matrix(rows, cols, DType::F32, seed);
-            let recipe = CastRecipe::new(e2m1(group)?.with_scales(order)).power_of_two();
-            let q = reference::cast(&x.view().into(), recipe)?;
-            tally.cast(&definition::fp4_to_fp8(&q)?, &device.fp4_to_fp8(&q)?, kind);
+    use super::*;
+    use crate::device::sources::{GatedInput, Gradients, Inexact, NormCast, OnCpu};
+
+    /// The CPU, but for one thing.
+    enum Wrong {
+        /// A code of what is cast from data with a NaN.
+        Code,
+        /// What a clamp has changed, and the largest magnitude.
+        Beside,
+        /// That lossy groups are lost: it counts none.
+        Lost,
+        /// It takes recipes that are to be refused.
+        Recipes,
+        /// A gradient in BF16.
+        Gradient,
+    }
+
+    impl Sources for Wrong {
+        fn cast_source(
+            &mut self,
+            source: &HostSource<'_>,
+            part: Part<'_>,
+            recipe: CastRecipe,
+        ) -> Result<(HostCastMatrix, ClampCounts)> {
+            let (q, mut counts) = OnCpu.cast_source(source, part, recipe)?;
+            let mut codes = q.codes().to_vec();
+            match (&self, source.values) {
+                (Self::Code, HostValues::Plain(x)) if x.values.iter().any(|v| v.is_nan()) => codes[77] ^= 1,
+                (Self::Beside, _) if counts.right_below > 0 => counts.right_below -= 1,
+                _ => {}
+            }
+            Ok((HostCastMatrix::from_logical(q.scheme(), q.rows(), q.cols(), codes, q.scales().to_vec())?, counts))
         }
-        tally.finish(&format!("codes of {}", e2m1(group)?), "e4m3 1x128 ue8m0, lossless", found);
+
+        fn quantize_source(
+            &mut self,
+            source: &HostSource<'_>,
+            recipe: Recipe,
+            given: Option<GivenScale>,
+        ) -> Result<(HostQuantMatrix, Option<f32>)> {
+            let (q, amax) = OnCpu.quantize_source(source, recipe, given)?;
+            Ok((q, amax.map(|amax| if matches!(self, Self::Beside) { amax + 1.0 } else { amax })))
+        }
+
+        fn refuses_recipes(&self) -> bool {
+            matches!(self, Self::Recipes)
+        }
+
+        fn fp4_to_fp8(&mut self, q: &HostCastMatrix, count: Inexact) -> Result<(HostCastMatrix, Option<u32>)> {
+            match self {
+                Self::Lost => Ok((definition::fp4_to_fp8(q)?, Some(0))),
+                _ => OnCpu.fp4_to_fp8(q, count),
+            }
+        }
+
+        fn rms_norm_cast(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: CastRecipe) -> Result<NormCast> {
+            OnCpu.rms_norm_cast(x, norm, recipe)
+        }
+
+        fn rms_norm_quantize(
+            &mut self,
+            x: Wide<'_>,
+            norm: &RmsNorm<'_>,
+            recipe: Recipe,
+            given: Option<GivenScale>,
+        ) -> Result<HostQuantMatrix> {
+            OnCpu.rms_norm_quantize(x, norm, recipe, given)
+        }
+
+        fn swiglu_backward(
+            &mut self,
+            x: GatedInput<'_>,
+            gradient: Wide<'_>,
+            options: &reference::Swiglu<'_>,
+            recipe: CastRecipe,
+        ) -> Result<Gradients> {
+            let mut gradients = OnCpu.swiglu_backward(x, gradient, options, recipe)?;
+            if matches!(self, Self::Gradient) {
+                gradients.x_bf16[[3, 5]] += 1.0;
+            }
+            Ok(gradients)
+        }
+
+        fn swiglu_backward_quantize(
+            &mut self,
+            x: GatedInput<'_>,
+            gradient: Wide<'_>,
+            options: &reference::Swiglu<'_>,
+            recipe: Recipe,
+        ) -> Result<HostQuantMatrix> {
+            OnCpu.swiglu_backward_quantize(x, gradient, options, recipe)
+        }
     }
-    Ok(())
+
+    /// Each fault is found by one of the checks, which says where.
+    #[test]
+    fn a_device_that_is_wrong_in_one_place_is_found() {
+        let produced = producers::CHECKS[0];
+        let [gradients, refused] = [producers::CHECKS[2], producers::CHECKS[3]];
+        for (mut wrong, check, words) in [
+            (Wrong::Code, chosen as Check, &["chosen rows to casts: to e4m3 1x16"][..]),
+            (
+                Wrong::Beside,
+                produced,
+                &[
+                    "swiglu, clamp and counts to casts: the counts of a clamp",
+                    "silu to what products read: the largest magnitude",
+                ],
+            ),
+            (Wrong::Lost, lossless::check, &["the same, groups that are lost: groups that are lost"]),
+            (Wrong::Recipes, refused, &["producers to what is refused: what is not refused"]),
+            (Wrong::Gradient, gradients, &["gradients in BF16, normal data"]),
+        ] {
+            let mut found = Findings::default();
+            check(&mut wrong, 1, &mut found).unwrap();
+            for words in words {
+                assert!(found.failed.iter().any(|line| line.contains(words)), "{words}: {:?}", found.failed);
+            }
+            if matches!(wrong, Wrong::Code) {
+                assert!(found.failed[0].ends_with("NaN data"), "{:?}", found.failed);
+            }
+        }
+    }
 }
