@@ -353,9 +353,13 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     if (group == C::GROUPS) {
         if (C::GROUPS > 1) fewer_registers<40>();
         const u32 warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4 * C::GROUPS;
-        if (warp == 0) sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared);
-        if constexpr (C::SCALES != SCALES_OUTER)
-            if (warp == 1) sm90_produce_scales<C, GROUPED>(p, shared);
+        if constexpr (C::SCALES != SCALES_OUTER && C::BULK_SCALES) {
+            if (warp < 2) sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared, warp == 1);
+        } else {
+            if (warp == 0) sm90_copy_boxes<C, GROUPED>(a, b, a_edge, b_edge, p, shared);
+            if constexpr (C::SCALES != SCALES_OUTER)
+                if (warp == 1) sm90_copy_scales<C, GROUPED>(p, shared);
+        }
 #ifdef SCALED_GEMM_BOUNDED_WAITS
         if (threadIdx.x == 128 * C::GROUPS) finished = 1;
         if (threadIdx.x == 128 * C::GROUPS + 64) {

@@ -80,9 +80,9 @@ struct Sm90Config {
     // How many pairs of scales of columns, of a thread's ATOM / 8, the second 64 rows of a warpgroup take from the registers of the first: as many as there are left, which beside 128x128
     // scales of A are none (a register is spilled; observed: CUDA 13.0).
     static constexpr int KEPT = SCALES == SCALES_VECTOR && WAVES == 2 && ATOMS == 1 ? 8 : 0;
-    // How scales of k-blocks come to a stage: by two or more requests of one lane to the copy engine, or by so many lanes that each copy for themselves, which begin later (some 0.2 us a launch: observed, H100, 2026-11) and
-    // leave the engine to the operands. And how many arrivals the stage's `full` then waits for.
-    static constexpr bool BULK_SCALES = ROWS > 128 || (SPLIT > 1 && ROWS == 64);
+    // How scales of k-blocks come to a stage: by two or more requests of one lane to the copy engine, or by so many lanes that each copy for themselves, which leave the engine to the operands. And how many arrivals the stage's
+    // `full` then waits for. The latter takes 0.85 to 0.98 of the time of tiles that read more than they multiply, but 1.02 to 1.09 of what multiplies longer, or has few k-blocks (observed: H100, 2026-11).
+    static constexpr bool BULK_SCALES = ROWS > 128 || COLS > 160 || (ROWS == 64 && (SPLIT > 1 || RESIDENT > 1));
     static constexpr u32 MOST_PIECES = OF_COLUMNS && COLS > ROWS ? COLS / 4 : ROWS / 4, SCALE_LANES = BULK_SCALES ? 1 : MOST_PIECES > 32 ? 32 : MOST_PIECES;
     static constexpr u32 FULL_ARRIVALS = SCALES == SCALES_OUTER ? 1 : 1 + SCALE_LANES;
     static_assert(SCALES != SCALES_BLOCK_A || (ROWS <= 256 && TALL <= 128), "a warpgroup's rows lie in one tile of 128x128 scales");

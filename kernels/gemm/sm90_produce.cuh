@@ -142,10 +142,13 @@ template <u32 GROUPED> __device__ __forceinline__ u32 sm90_group_row(const Sm90P
     return GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
 }
 
-// Scales of k-blocks, by a warp of its own. A request costs the copy engine some 65 cycles however small it is, and operands stand behind it: two of them each k-block were 5 to 15 % of the time of
-// tiles that read more than they multiply (observed: H100, 2026-11, benches/record/2026-11-27-nvidia-h100-scales). So each lane copies for itself, 16 bytes at a time, past the engine. The largest
-// tiles have the time, and what has few k-blocks begins sooner the other way: there they are requests of one lane (BULK_SCALES).
-template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_produce_scales(const Sm90Problem& p, u32 shared) {
+// The stages are filled by two warps, one for operands and one for scales, in one of two ways. A request costs the copy engine some 65 cycles however small it is, and operands stand behind it: two of them
+// each k-block for scales were 5 to 15 % of the time of tiles that read more than they multiply (observed: H100, 2026-11, benches/record/2026-11-27-nvidia-h100-scales). So there `sm90_copy_scales` copies past the
+// engine, and `sm90_copy_boxes` has it for the operands. `sm90_produce` makes requests for both, in one loop that the two warps have in common: of 64 rows in two loops of their own launches of few k-blocks took 1.02 to 1.09
+// of the time, with requests too, and tiles of 192 columns 1.02.
+
+// Each lane copies for itself, 16 bytes at a time.
+template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_copy_scales(const Sm90Problem& p, u32 shared) {
     constexpr bool VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
     static_assert(!TILED_A || GROUPED == GROUPS_NONE, "rows of a group may begin inside a tile of 128x128 scales");
     const u32 lane = threadIdx.x % 32;
@@ -174,22 +177,9 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_produce_sca
                 const float* from_a = scales_a + (TILED_A ? block / 4 * 4 : (u64)block * p.pitch_a);
                 const float* from_b = scales_b + (VECTOR ? (u64)block * p.pitch_b : block / 4 * 4);
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                const auto place_a = [&](u32 piece) { return from_a + (TILED_A ? piece / C::TWICE_A * below : 4 * piece); };
-                const auto place_b = [&](u32 piece) { return from_b + (VECTOR ? 4 * piece : piece * next); };
-                if (C::BULK_SCALES) {
-                    barrier_expect(full, 16 * (pieces_a + pieces_b));
-                    if (TILED_A)
-                        for (u32 i = 0; i < C::TILES_A * C::TWICE_A; i++) copy_bytes(to_a + 16 * i, place_a(i), 16, full);
-                    else
-                        copy_bytes(to_a, from_a, 16 * pieces_a, full);
-                    if (VECTOR) copy_bytes(to_b, from_b, 16 * pieces_b, full);
-                    else
-                        for (u32 i = 0; i < C::SCALE_PARTS; i++) copy_bytes(to_b + 16 * i, place_b(i), 16, full);
-                } else {
-                    for (u32 i = lane; i < pieces_a; i += C::SCALE_LANES) copy_16(to_a + 16 * i, place_a(i), true);
-                    for (u32 i = lane; i < pieces_b; i += C::SCALE_LANES) copy_16(to_b + 16 * i, place_b(i), true);
-                    arrive_behind_copies(full);
-                }
+                for (u32 i = lane; i < pieces_a; i += C::SCALE_LANES) copy_16(to_a + 16 * i, from_a + (TILED_A ? i / C::TWICE_A * below : 4 * i), true);
+                for (u32 i = lane; i < pieces_b; i += C::SCALE_LANES) copy_16(to_b + 16 * i, from_b + (VECTOR ? 4 * i : i * next), true);
+                arrive_behind_copies(full);
                 ring.advance();
             }
         }
@@ -201,7 +191,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_produce_sca
 // (observed: H100, 2026-11). So where a tile ends outside, boxes of `a_edge` and `b_edge` end with the matrix; what a stage has behind them is of an earlier tile or kernel, and its products are no
 // part of D. Of groups of rows those of A end where the next group begins. Codes have one scale for all columns of a tile: there zeros are what is needed.
 template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared) {
+__device__ __forceinline__ void sm90_copy_boxes(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared) {
     constexpr bool EDGE_A = GROUPED != GROUPS_OF_ROWS, EDGE_B = C::END != END_CODES && C::PARTS == 1;
     const u32 rank = C::SHARE == SHARE_A ? cluster_rank() : 0;
     Sm90Walk<C, GROUPED> walk(p);
@@ -235,6 +225,87 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         __syncwarp();
     }
     if (threadIdx.x % 32 == 0)
+        for (u32 i = 0; i < C::STAGES; i++) {
+            barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
+            ring.advance();
+        }
+}
+
+// Operands, and scales of k-blocks likewise, by requests.
+template <class C, u32 GROUPED>
+__device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, bool of_scales) {
+    constexpr bool OF_K = GROUPED == GROUPS_OF_K, EDGE_A = GROUPED != GROUPS_OF_ROWS, EDGE_B = C::END != END_CODES && C::PARTS == 1;
+    const u32 blocks = (p.k + 127) / 128, rank = C::CLUSTER > 1 ? cluster_rank() : 0;
+    Sm90Walk<C, GROUPED> walk(p);
+    Sm90Ring<C> ring = {0, 1};
+    Sm90Tile tile;
+    while (walk.next(tile)) {
+        if (threadIdx.x % 32 == 0) {
+            const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
+            // Of A, which all groups of k share, as they do B.
+            const u32 row = OF_K ? tile.row - tile.group * p.m : tile.row;
+            const u32 first = OF_K ? tile.first_block : C::SPLIT > 1 ? rank * blocks / C::SPLIT : 0;
+            const u32 end = OF_K ? first + tile.blocks : C::SPLIT > 1 ? (rank + 1) * blocks / C::SPLIT : blocks;
+            // Of a tile without rows, whichever: its sums are not stored.
+            constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
+            static_assert(!TILED_A || GROUPED == GROUPS_NONE, "rows of a group may begin inside a tile of 128x128 scales");
+            const u32 scale_row = TILED_A ? row / 128 : SCALED ? min(row, p.pitch_a - 4) : 0;
+            const u32 scale_bytes = TILED_A ? 16 * C::TILES_A * C::TWICE_A : SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
+            // Scales of all groups' rows of B lie side by side, as those rows do.
+            const u32 scale_col = VECTOR ? min(group_row + tile.col, p.pitch_b - 4) : 0;
+            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
+            const float* scales_a = TILED_A ? p.scales_a + (u64)scale_row * p.pitch_a : p.scales_a + scale_row;
+            const float* scales_b = VECTOR ? p.scales_b + scale_col
+                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+            const auto inside = [](u32 from, u32 end, u32 most) { return from < end ? min(end - from, most) : 0; };
+            const u32 box_row = row + (C::SHARE == SHARE_A ? rank * C::A_BOX : 0);
+            const u32 rows = EDGE_A ? inside(row, p.m, C::ROWS) : C::ROWS, box_rows = EDGE_A ? inside(box_row, p.m, C::A_BOX) : C::A_BOX;
+            const u32 cols = EDGE_B ? inside(tile.col, p.n, C::COLS) : C::COLS;
+            const TensorMap& from_a = box_rows < C::A_BOX ? a_edge : a;
+            const TensorMap& from_b = cols < C::COLS ? b_edge : b;
+            for (u32 block = first; block < end; block++) {
+                const u32 full = shared + C::FULL + 8 * ring.stage;
+                const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
+                barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
+                if (of_scales) {
+                    barrier_expect(full, scale_bytes + scale_bytes_b);
+                    // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
+                    const u32 to_scales_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES;
+                    if (TILED_A) {
+                        const float* of_tiles = scales_a + block / 4 * 4;
+                        copy_bytes(to_scales_a, of_tiles, 16, full);
+                        if (C::TWICE_A > 1) copy_bytes(to_scales_a + 16, of_tiles, 16, full);
+                        if (C::TILES_A > 1) {
+                            // Of a tile without rows in D, those of the one above.
+                            const float* below = of_tiles + (scale_row < (p.m - 1) / 128 ? p.pitch_a : 0);
+                            for (u32 i = 0; i < C::TWICE_A; i++) copy_bytes(to_scales_a + 16 * (C::TWICE_A + i), below, 16, full);
+                        }
+                    } else {
+                        copy_bytes(to_scales_a, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
+                    }
+                    const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
+                    const u32 to_scales = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
+                    copy_bytes(to_scales, of_block, VECTOR ? scale_bytes_b : 16, full);
+                    // Of the second matrix, or of the next tile.
+                    const u32 next = C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0;
+                    if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_scales + 16, of_block + (u64)next * p.pitch_b, 16, full);
+                    ring.advance();
+                    continue;
+                }
+                if (block == first)
+                    shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, OF_K ? tile.blocks : tile.group});
+                barrier_expect(full, 128 * (rows + cols));
+                if (C::SHARE != SHARE_A) copy_box(to_a, from_a, 128 * block, row, full);
+                else if (box_rows > 0) copy_box_to(to_a + rank * (C::A_BYTES / 2), from_a, 128 * block, box_row, full, 3);
+                // Of a pair's second tile that lies outside, nothing.
+                if (!EDGE_B || cols > 0) copy_box(to_b, from_b, 128 * block, group_row + tile.col, full);
+                if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
+                ring.advance();
+            }
+        }
+        __syncwarp();
+    }
+    if (threadIdx.x % 32 == 0 && !of_scales)
         for (u32 i = 0; i < C::STAGES; i++) {
             barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
             ring.advance();
