@@ -267,7 +267,8 @@ fn chosen_rows() {
     let recipe = CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Group1x32));
     untouched(&handle, recipe.scheme(), COLS, |target| {
         sources.each(|_, source| {
-            let words = ["row index", "was made for 17 rows", "the matrix has 16", "make it for this matrix"];
+            let words =
+                ["row index", "of a matrix of 17 rows", "must be of one of at most 16", "make it for this matrix"];
             refused(source.gathered(&taller), words);
         });
         sources.each(|_, source| {
@@ -405,7 +406,8 @@ fn gradients() {
             if !is_cast {
                 let what = format!("a gradient of x in {}", of(order));
                 let rule = "it is cast to e4m3 in groups of 1x32 or 1x128";
-                let remedy = "take one of these, or have it in BF16 and use Handle::cast";
+                let remedy =
+                    "take one of these, or have it in BF16 (SwigluGradientsInto::x_bf16) and use Handle::cast_into";
                 cast(of(order), of(order), [&*what, &*what, rule, remedy]);
             }
         }
@@ -445,7 +447,7 @@ fn gradients() {
     let wide = scheme(CodeFormat::E4M3, CastGroup::Group1x128);
     untouched(&handle, wide, COLS, |dx| {
         let into = SwigluGradientsInto { x: Some((CastRecipe::new(wide), dx).into()), ..Default::default() };
-        let rule = "must be a multiple of 128, so that no group has columns of both";
+        let rule = "must be a multiple of 128, so that no group of the gradient has columns of both";
         let words = ["x of SwiGLU", "halves of 64 columns", rule, "take groups of 1x32 or mxfp8"];
         refused(handle.swiglu_backward(SwigluSource::new(&narrow).unwrap(), &of_narrow, into), words);
     });

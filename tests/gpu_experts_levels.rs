@@ -271,7 +271,7 @@ fn slots_have_scales_of_their_own() {
     ] {
         let what = format!("{a_scheme} x {b_scheme}");
         let desc = GemmDesc::new(slot, N, k, a_scheme, b_scheme, DType::F32);
-        if handle.supports(&desc).is_ok_and(|ways| ways.is_empty()) {
+        if handle.supports(&desc).is_err() {
             println!("skipped: {what} on {}", handle.device());
             continue;
         }

@@ -61,8 +61,9 @@ impl Handle {
         kernels.load(queue, KernelFamily::Grouped)?;
         kernels.load_casts(queue, Scheme::Nvfp4Row)?;
         self.reserve_scratch(x.rows() * 4)?;
+        // No launch of another thread comes between the codes and what is derived from them.
+        let _turn = queue.turn();
         {
-            let _turn = queue.turn();
             let order = queue.order();
             let source = x.data().at(&order)?;
             let parts = out.write(&order)?;

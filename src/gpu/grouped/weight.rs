@@ -197,7 +197,7 @@ impl Slots<'_> {
             return Err(Error::unsupported(
                 "a count of clamped groups with one product a group",
                 "it takes all rows of each slot, and no counts",
-                "ask Handle::clear_between_groups for it, or pass the transposes of all rows to GroupedWeightGradient::whole",
+                "ask Handle::clear_between_groups_at for it, or pass the transposes of all rows to GroupedWeightGradient::whole",
             ));
         }
         if let Some(config) = config {
