@@ -192,15 +192,18 @@ def main():
         return beside_turns.summary_of(parser, args.summary, read, summary)
     shapes = numbers_of(parser, "--shapes", args.shapes, "[1-9][0-9]*x[1-9][0-9]*", "RxC, as 4096x7168")
     problems = problems_of(args.casts.split(",") if args.casts is not None else None, shapes)
-    if not problems or args.casts == "":
-        parser.error(f"--casts: {args.casts!r} is in no row; --list prints them")
+    if args.casts is not None:
+        # An empty word would be in every row.
+        wrong = [word for word in args.casts.split(",") if not word or not problems_of([word], shapes)]
+        if wrong:
+            parser.error(f"--casts: {wrong[0]!r} is in no row; --list prints them")
     if args.list:
         print("\n".join(f"{rows} x {cols}: {label}" for label, rows, cols in problems))
         return 0
     if args.prewarm is not None:
         return prewarm(args.prewarm, problems, peers_of(args.tile_kernels_1))
     if not args.bench:
-        parser.error("BENCH, --summary RECORD or --list")
+        parser.error("give BENCH, --summary RECORD or --list")
     if args.rounds < 1:
         parser.error(f"--rounds: {args.rounds} is not a number of turns")
     check_bench(parser, args.bench, "beside_casts")
@@ -208,7 +211,7 @@ def main():
     try:
         importlib.import_module("torch")
     except Exception as error:
-        parser.error(f"torch cannot be imported: {words_of(error)}")
+        parser.error(f"torch cannot be imported: {words_of(error)}; install it, or take a python that has it")
     lines = []
 
     def say(line):

@@ -212,12 +212,14 @@ class WrongUse(unittest.TestCase):
             file = Path(folder) / "torch.py"
             file.write_text("raise ImportError('no such torch')")
             for words, *options in (
-                ("BENCH, --summary RECORD or --list",),
+                ("give BENCH, --summary RECORD or --list",),
                 ("cargo bench --bench beside_casts --no-run", str(file)),
                 ("torch cannot be imported: ImportError: no such torch", sys.executable),
                 ("--shapes: '8' is not RxC", sys.executable, "--shapes", "8"),
                 ("--casts: 'nvfp4' is in no row", sys.executable, "--casts", "nvfp4"),
                 ("--casts: '' is in no row", sys.executable, "--casts", ""),
+                ("--casts: '' is in no row", sys.executable, "--casts", "swiglu,"),
+                ("--casts: 'nvfp4' is in no row; --list", sys.executable, "--casts", "swiglu,nvfp4"),
                 ("--rounds: 0 is not a number of turns", sys.executable, "--rounds", "0"),
                 (f"no lines of a record in {file}", "--summary", str(file)),
             ):

@@ -250,6 +250,7 @@ fn both_matrices_of_an_expert_have_levels() {
         for (b, groups) in [(&by_rows, true), (&b, false)] {
             let said = refused(b, &levels, groups);
             assert!(said.contains("a scale for each matrix") && said.contains("groups of plain rows"), "{said}");
+            assert!(said.contains("leave it out: each row of a B of nvfp4-row or fp8-row"), "{said}");
         }
     }
 }
@@ -356,5 +357,10 @@ fn slots_have_scales_of_their_own() {
     let d = MatMut::new(&mut d, DType::F32, GROUPS * slot, N).unwrap();
     let args = GroupedGemmArgs::new(&a, &b, GROUPS, rows, d).scales_of_b(of.view());
     let said = handle.grouped_gemm(args).unwrap_err().to_string();
-    assert!(said.contains("a scale for each group of nvfp4-row x nvfp4-row") && said.contains("nvfp4"), "{said}");
+    assert!(said.contains("a scale for each group of nvfp4-row x nvfp4-row"), "{said}");
+    // (To pass what was passed was the remedy.)
+    assert!(
+        said.ends_with("leave it out: each row of fp8-row and nvfp4-row operands has the scale of its group"),
+        "{said}"
+    );
 }

@@ -141,12 +141,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
     /// Time quantizers, casts and producers (SwiGLU, SiLU, GELU, RMSNorm before a cast, gradients of SwiGLU) instead of products: each on an m x k matrix in BF16,
-    /// with its share of the rate of a copy in the same run. Every cast in every order of scales, every producer to every cast and to all that products read: some
-    /// hundred lines a shape, in minutes. m is 128 and 4096 if left out, on the CPU 128; n is not used.
+    /// with its share of the rate of a copy in the same run. Every cast in every order of scales, every producer to every cast and to all that products read: more
+    /// than 500 lines a shape, in minutes. m is 128 and 4096 if left out, on the CPU 128; n is not used.
     /// Not with --schemes, --activations, --out-dtype, --accumulation, --tuning and --plot, which are of products, nor with --decode.
     #[arg(long, conflicts_with_all = ["schemes", "activations", "out_dtype", "accumulation", "tuning", "plot"])]
     pub quantizers: bool,
-    /// With --quantizers: also codes of every grouping to every other, every order of scales behind every producer, every rule; it takes many minutes.
+    /// With --quantizers: also codes of every grouping to every other, every order of scales behind every producer, every rule: some 3000 lines a shape, in many minutes.
     #[arg(long, requires = "quantizers")]
     pub all: bool,
     /// With --quantizers: time only the lines whose text, "FROM to TO" as the table has them, matches this regular expression, such as '^swiglu' or 'ue8m0$'.

@@ -137,11 +137,18 @@ impl QuantizeArgs {
             ("--weight-amax", self.weight_amax.is_some()),
         ];
         if let Some((option, _)) = of_recipes.into_iter().find(|(_, given)| *given) {
-            let reason = match option {
-                "--recipe" => "a matrix is quantized by a recipe, or cast to a grouping",
-                _ => "it belongs to recipes, and casts have one rule",
+            let [reason, remedy] = match option {
+                "--recipe" => {
+                    let reason = "a matrix is quantized by a recipe, or cast to a grouping";
+                    [reason, "leave one of the two out, --recipe or --group"]
+                }
+                // (Without --group and a recipe in its place nothing says what to quantize to.)
+                _ => {
+                    let reason = "it belongs to recipes, and casts have one rule";
+                    [reason, "leave it out, or write --recipe in the place of --group"]
+                }
             };
-            return refuse(option, reason.into(), format!("leave one of the two out, {option} or --group"));
+            return refuse(option, reason.into(), remedy.into());
         }
         if self.format == Some(CodeFormat::E5M2) {
             // Of the same groups, where there is one.
@@ -152,7 +159,7 @@ impl QuantizeArgs {
                 _ => "fp8-row",
             };
             let remedy = format!(
-                "take one of these, or --recipe {recipe} --format e5m2 or another recipe that has it (fp8-tensor, fp8-row, mxfp8)"
+                "take one of these, or --recipe {recipe} --format e5m2 or another recipe that has it (mxfp8 and all of fp8)"
             );
             return refuse("--format e5m2", "the rule of casts is for e4m3 and e2m1".into(), remedy);
         }

@@ -265,7 +265,12 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ("--weight-amax", Some("x.json")),
     ] {
         let args: Vec<&str> = ["--group", "1x32", option].into_iter().chain(value).collect();
-        refused(&args, &[&format!("{option} with --group 1x32"), "leave one of the two out"]);
+        // (Of all of them either was said to be left out; without --group nothing says what to quantize to.)
+        let remedy = match option {
+            "--recipe" => "leave one of the two out, --recipe or --group",
+            _ => "; leave it out, or write --recipe in the place of --group",
+        };
+        refused(&args, &[&format!("{option} with --group 1x32"), remedy]);
     }
     refused(
         &["--group", "1x32", "--transposed"],
@@ -274,11 +279,15 @@ fn what_makes_no_sense_is_refused_in_one_line() {
     // (Of groups of 32, which mxfp8 has, rows were recommended.)
     for (group, recipe) in [("1x32", "mxfp8"), ("1x128", "fp8-1x128"), ("128x128", "fp8-128x128"), ("32x32", "fp8-row")]
     {
-        let remedy = format!("take one of these, or --recipe {recipe} --format e5m2");
+        let remedy = format!(
+            "take one of these, or --recipe {recipe} --format e5m2 or another recipe that has it (mxfp8 and all of fp8)"
+        );
         refused(
             &["--group", group, "--format", "e5m2"],
             &[&format!("--format e5m2 with --group {group}"), "for e4m3 and e2m1", &remedy],
         );
+    }
+    for recipe in ["mxfp8", "fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128"] {
         good(&["quantize", &input, "--dry-run", "--recipe", recipe, "--format", "e5m2"]);
     }
     refused(&["--group", "1x32", "--scales", "ue8m0", "--power-of-two"], &["powers of two already", "leave it out"]);

@@ -405,6 +405,19 @@ fn values_that_became_infinite_are_said() {
         assert_eq!(refused, rounding != "floor", "{recipe} {rounding}");
         assert!(!text.contains("v: "), "{text}");
     }
+    // (The rounding of MX scales was said to be the remedy of casts and of FP8, too, which refuse it.)
+    let remedy = "fp8 and --group: exact scales, without --power-of-two and --scales ue8m0";
+    for (to, powers) in [
+        (["--group", "1x32"], &["--scales", "ue8m0"][..]),
+        (["--group", "1x32"], &["--power-of-two"]),
+        (["--recipe", "fp8-row"], &["--power-of-two"]),
+    ] {
+        let args = [&["quantize", &input, "-o", &output][..], &to].concat();
+        let text = good(&[&args[..], powers].concat());
+        assert_words(&text, &["w: 2 values are beyond FP32", remedy]);
+        assert!(!good(&args).contains("beyond FP32"), "{to:?}");
+        good(&["dequantize", &output, "-o", &back, "--dtype", "f32"]);
+    }
 }
 
 /// (Without a word.)

@@ -148,7 +148,7 @@ fn levels_that_do_not_fit_are_refused() {
     let row = Scheme::Nvfp4Row;
     refused(Scheme::Nvfp4, &levels, 128, Scheme::Nvfp4, &["second levels of rows with nvfp4", "nvfp4-row alone"]);
     refused(row, &levels, 128, Scheme::Nvfp4, &["target", "nvfp4-row"]);
-    refused(row, &few, 128, row, &["numbers of groups", "16 bytes", "20"]);
+    refused(row, &few, 128, row, &["second levels of groups", "16 bytes", "20"]);
     refused(row, &levels, 132, row, &["640 rows for 5 slots of 132"]);
     refused(row, &levels, 6, row, &["multiple of 4 rows"]);
 }

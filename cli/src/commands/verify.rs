@@ -96,9 +96,10 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     text += &format!("{checked}\n");
     let kinds = Kind::ALL.map(Kind::name).join(", ");
     text += &format!("Data: {kinds}; ties lie halfway between codes\n");
-    let [rows, cols] = MATRIX;
+    let ([rows, cols], [other_rows, other_cols]) = (MATRIX, OTHER_DATA);
     text += &format!(
-        "\nRecipes: {rows} x {cols} normal values, rows of different size, in every type; each other kind of data in one\n\n"
+        "\nRecipes: {rows} x {cols} normal values, rows of different size, in every type; of each other kind of data {other_rows} x {other_cols} in \
+         one type\n\n"
     );
     let header = ["scheme", "recipe", "codes", "scales", "decoded", "SQNR dB", "floor", ""];
     text += &table(header, 5, &recipes.rows);

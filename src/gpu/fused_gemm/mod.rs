@@ -176,7 +176,7 @@ impl<'a> FusedGemmArgs<'a> {
         Self { small_m_config: Some(config), ..self }
     }
 
-    /// Of groups of plain rows, a scale for each matrix in the place of the one of an `nvfp4` or `fp8-tensor` B, as published experts have: FP32, two for each group, of gate and of up, 4-byte aligned. What it holds when the
+    /// Of groups of plain rows, a scale for each matrix in the place of the one of an `nvfp4` or `fp8-tensor` B, as published experts have: FP32, two for each group, that of gate and that of up, group by group, 4-byte aligned; of NVFP4 the second level, as a decode factor. What it holds when the
     /// product runs is what counts. Others are refused.
     pub fn scales_of_b(self, scales: DeviceBytes<'a>) -> Self {
         Self { scales_of_b: Some(scales), ..self }
@@ -208,7 +208,7 @@ impl<'a> FusedGemmArgs<'a> {
         Err(Error::unsupported(
             format!("a scale for each matrix of {} x {}", self.a.operand(), self.b.scheme()),
             "SwiGLU of groups of plain rows reads it, in the place of the one of an nvfp4 or fp8-tensor B",
-            "pass a B of nvfp4-row or fp8-row, each of whose rows has the scale of its matrix",
+            "leave it out: each row of a B of nvfp4-row or fp8-row has the scale of its matrix",
         ))
     }
 

@@ -39,7 +39,7 @@ impl Handle {
     /// NVFP4 in tiles of 16x16 and its transposes, 32 before transposes to MXFP8 and MXFP4. With a smaller step than that two groups may share a scale, which nobody sees.
     ///
     /// # Errors
-    /// As [`Handle::clear_between_groups`], of slots of no multiple of `step` rows; [`Error::Shape`] for a step that is no multiple of 4 from 4 on.
+    /// As [`Handle::clear_between_groups`], of slots of no multiple of `step` rows; [`Error::Shape`] for a step that is no multiple of 4, 0, or 2^31 and more.
     pub fn clear_between_groups_at(
         &self,
         step: usize,
@@ -67,7 +67,7 @@ fn check_step(step: usize, slot_rows: Option<usize>) -> Result<()> {
         return Err(Error::shape(
             "rows that groups begin at multiples of",
             step.to_string(),
-            "must be a multiple of 4 from 4 on",
+            format!("must be a multiple of 4, from 4 to {}", (1u32 << 31) - 4),
             "pass the rows that share a scale in the cast behind it: 4 where each row has its own",
         ));
     }
@@ -76,7 +76,7 @@ fn check_step(step: usize, slot_rows: Option<usize>) -> Result<()> {
             "rows of X",
             format!("slots of {slot_rows}"),
             format!("must be a multiple of {step}: a scale of so many rows would be that of two groups"),
-            "pass longer slots, or for a cast with smaller tiles or none Handle::clear_between_groups_at",
+            "pass slots of a multiple of that, or fewer rows to Handle::clear_between_groups_at for a cast with smaller tiles or none",
         )),
         _ => Ok(()),
     }
@@ -97,9 +97,10 @@ mod tests {
         for (step, slot_rows) in [(128, 64), (128, 132), (16, 24), (4, 6)] {
             let said = refused(step, Some(slot_rows));
             assert!(said.contains(&format!("slots of {slot_rows}")) && said.contains("two groups"), "{said}");
+            assert!(said.contains("slots of a multiple of that"), "{said}");
         }
         for step in [0, 2, 6, 1 << 31] {
-            assert!(refused(step, None).contains("multiple of 4"), "{step}");
+            assert!(refused(step, None).contains("must be a multiple of 4, from 4 to 2147483644"), "{step}");
         }
     }
 }

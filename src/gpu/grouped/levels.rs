@@ -18,6 +18,8 @@ impl Handle {
     /// rows of group g have the codes and block scales of [`Handle::quantize_nvfp4_into`] of them alone by `scales[g]`, and all of them its decode factor. `out` is `nvfp4-row`, so that whatever multiplies it multiplies by that; the recipe is one of that scheme.
     /// Rows of no group read as zeros: their scale is 0.
     ///
+    /// X: BF16, F16 or F32, the rows of all groups by a multiple of 16 columns; `out` has its shape.
+    ///
     /// `scales`: as many FP32 numbers as groups, 4-byte aligned. Where groups lie ([`GroupedRows`], as [`Handle::grouped_gemm`] takes them) and their levels each launch reads anew. Values above what a level was made for saturate. A launch before the quantizer's gives
     /// each row its level, in 4 bytes a row of scratch memory. Once that is there, by a first call of as many rows, and the kernels are loaded ([`KernelFamily::Grouped`], [`KernelFamily::Nvfp4`]), it allocates nothing and waits for nothing: safe inside graph capture.
     ///

@@ -133,7 +133,7 @@ impl<'a> GroupedGemmArgs<'a> {
         Err(Error::unsupported(
             format!("a scale for each group of {} x {}", self.a.operand(), self.b.scheme()),
             "it takes the place of the one that a whole matrix has: of fp8-tensor operands and of nvfp4",
-            "pass operands of fp8-row or nvfp4-row, each of whose rows has the scale of its group",
+            "leave it out: each row of fp8-row and nvfp4-row operands has the scale of its group",
         ))
     }
 

@@ -96,8 +96,9 @@ impl Kernels {
         rows: usize,
         places: &GroupPlaces<'_>,
     ) -> Result<()> {
-        check_floats("numbers of groups", of_groups, places.groups)?;
-        check_floats("numbers of rows", of_rows, rows)?;
+        // What the one caller has of them: counts and starts are numbers of groups, too.
+        check_floats("second levels of groups", of_groups, places.groups)?;
+        check_floats("second levels of rows", of_rows, rows)?;
         let places = places.checked(rows, Sm90Along::Rows.step())?;
         let blocks = Blocks::new((rows.div_ceil(WARPS).clamp(1, self.sm_count * BLOCKS), 1), THREADS);
         let kernel = self.grouped(stream)?.spread;
@@ -145,6 +146,9 @@ mod tests {
         assert!(text(places, 383).contains("3 groups, slots of 128 rows, in 383"));
         assert!(text(GroupPlaces { groups: 4, ..places }, 512).contains("counts of groups"));
         assert!(text(GroupPlaces { slot_rows: usize::MAX, ..places }, 512).contains("slots"));
+        // (As many groups as no memory has levels for were multiplied by the bytes of one without a look.)
+        let levels = check_floats("second levels of groups", &numbers, usize::MAX).unwrap_err().to_string();
+        assert!(levels.contains("second levels of groups: 24 bytes"), "{levels}");
         let odd = Span::unguarded(4100, 24);
         assert!(text(GroupPlaces { starts: Some(&odd), ..places }, 512).contains("starts of groups"));
         // Starts may be anything: the device looks at them.

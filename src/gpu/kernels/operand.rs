@@ -214,7 +214,7 @@ pub(super) fn check_aligned(operand: &str, span: &Span<'_>, required: u64) -> Re
 /// Checks a buffer of FP32 values, if there is one.
 pub(crate) fn check_floats<'s>(name: &str, span: impl Into<Option<&'s Span<'s>>>, count: usize) -> Result<()> {
     let Some(span) = span.into() else { return Ok(()) };
-    check_bytes(name, span, count * 4)?;
+    check_bytes(name, span, count.saturating_mul(4))?;
     check_aligned(name, span, 4)
 }
 

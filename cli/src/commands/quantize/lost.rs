@@ -65,7 +65,7 @@ impl Lost {
         if self.beyond > 0 {
             text += &format!(
                 "{name}: {} beyond FP32 as they were quantized, and come back infinite; scale them down, or round the scales otherwise \
-                 (mxfp8, mxfp4: --mx-rounding floor)\n",
+                 (mxfp8, mxfp4: --mx-rounding floor; fp8 and --group: exact scales, without --power-of-two and --scales ue8m0)\n",
                 count(self.beyond, "value is", "values are")
             );
         }
