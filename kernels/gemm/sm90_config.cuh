@@ -82,8 +82,10 @@ struct Sm90Config {
     static constexpr int KEPT = SCALES == SCALES_VECTOR && WAVES == 2 && ATOMS == 1 ? 8 : 0;
     // How scales of k-blocks come to a stage: by two or more requests of one lane to the copy engine, or by so many lanes that each copy for themselves, which leave the engine to the operands. And how many arrivals the stage's
     // `full` then waits for. The latter takes 0.85 to 0.98 of the time of tiles that read more than they multiply, but 1.02 to 1.09 of what multiplies longer, or has few k-blocks (observed: H100, 2026-11).
-    static constexpr bool BULK_SCALES = ROWS > 128 || COLS > 160 || (ROWS == 64 && (SPLIT > 1 || RESIDENT > 1));
-    static constexpr u32 MOST_PIECES = OF_COLUMNS && COLS > ROWS ? COLS / 4 : ROWS / 4, SCALE_LANES = BULK_SCALES ? 1 : MOST_PIECES > 32 ? 32 : MOST_PIECES;
+    // Where B's columns have scales of their own (OF_COLUMNS) it was not measured, and tiles of 160 columns spill.
+    static constexpr bool BULK_SCALES = SCALES != SCALES_BLOCK || ROWS > 128 || COLS > 160 || (ROWS == 64 && (SPLIT > 1 || RESIDENT > 1));
+    static constexpr u32 SCALE_LANES = BULK_SCALES ? 1 : ROWS / 4;
+    static_assert(SCALE_LANES <= 32, "a piece for each lane of a warp");
     static constexpr u32 FULL_ARRIVALS = SCALES == SCALES_OUTER ? 1 : 1 + SCALE_LANES;
     static_assert(SCALES != SCALES_BLOCK_A || (ROWS <= 256 && TALL <= 128), "a warpgroup's rows lie in one tile of 128x128 scales");
     // Where an atom of a warpgroup begins in a stage of B, in rows.

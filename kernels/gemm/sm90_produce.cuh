@@ -147,10 +147,9 @@ template <u32 GROUPED> __device__ __forceinline__ u32 sm90_group_row(const Sm90P
 // engine, and `sm90_copy_boxes` has it for the operands. `sm90_produce` makes requests for both, in one loop that the two warps have in common: of 64 rows in two loops of their own launches of few k-blocks took 1.02 to 1.09
 // of the time, with requests too, and tiles of 192 columns 1.02.
 
-// Each lane copies for itself, 16 bytes at a time.
+// 1x128 and 128x128 scales: each lane copies for itself, 16 bytes at a time.
 template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_copy_scales(const Sm90Problem& p, u32 shared) {
-    constexpr bool VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
-    static_assert(!TILED_A || GROUPED == GROUPS_NONE, "rows of a group may begin inside a tile of 128x128 scales");
+    static_assert(C::SCALES == SCALES_BLOCK, "others are requested");
     const u32 lane = threadIdx.x % 32;
     Sm90Walk<C, GROUPED> walk(p);
     Sm90Ring<C> ring = {0, 1};
@@ -160,25 +159,20 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_copy_scales
             const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
             const u32 last_tile = (p.n + 127) / 128 - 1, row = sm90_row_of_a<GROUPED>(p, tile);
             // Of a tile without rows, whichever: its sums are not stored.
-            const u32 scale_row = TILED_A ? row / 128 : min(row, p.pitch_a - 4);
-            // Scales of all groups' rows of B lie side by side, as those rows do.
-            const u32 scale_col = VECTOR ? min(sm90_group_row<GROUPED>(p, tile) + tile.col, p.pitch_b - 4) : 0;
-            const float* scales_a = TILED_A ? p.scales_a + (u64)scale_row * p.pitch_a : p.scales_a + scale_row;
-            const float* scales_b = VECTOR ? p.scales_b + scale_col
-                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
-            // Pieces of 16 bytes: four rows, or four k-blocks of a tile of 128x128 scales. Those of A (of tiles: as often as they lie in a stage), and of B: of the second matrix, or of the next tile, behind those of the first.
-            const u32 pieces_a = TILED_A ? C::TILES_A * C::TWICE_A : min(C::ROWS, p.pitch_a - scale_row) / 4, pieces_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) / 4 : C::SCALE_PARTS;
-            // Of a tile of A without rows in D, those of the one above.
-            const u32 below = TILED_A && scale_row < (p.m - 1) / 128 ? p.pitch_a : 0;
-            const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * (VECTOR ? 0 : p.pitch_b);
+            const u32 scale_row = min(row, p.pitch_a - 4);
+            const float* scales_a = p.scales_a + scale_row;
+            const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+            // Pieces of 16 bytes: four rows of A, and four k-blocks of a tile of B; of the second matrix, or of the next tile, behind those of the first.
+            const u32 pieces_a = min(C::ROWS, p.pitch_a - scale_row) / 4;
+            const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b;
             for (u32 block = first; block < end; block++) {
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, to_b = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
-                const float* from_a = scales_a + (TILED_A ? block / 4 * 4 : (u64)block * p.pitch_a);
-                const float* from_b = scales_b + (VECTOR ? (u64)block * p.pitch_b : block / 4 * 4);
+                const float* from_a = scales_a + (u64)block * p.pitch_a;
+                const float* from_b = scales_b + block / 4 * 4;
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                for (u32 i = lane; i < pieces_a; i += C::SCALE_LANES) copy_16(to_a + 16 * i, from_a + (TILED_A ? i / C::TWICE_A * below : 4 * i), true);
-                for (u32 i = lane; i < pieces_b; i += C::SCALE_LANES) copy_16(to_b + 16 * i, from_b + (VECTOR ? 4 * i : i * next), true);
+                for (u32 i = lane; i < pieces_a; i += C::SCALE_LANES) copy_16(to_a + 16 * i, from_a + 4 * i, true);
+                for (u32 i = lane; i < C::SCALE_PARTS; i += C::SCALE_LANES) copy_16(to_b + 16 * i, from_b + i * next, true);
                 arrive_behind_copies(full);
                 ring.advance();
             }
