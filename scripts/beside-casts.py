@@ -20,7 +20,7 @@ import argparse, importlib, math, re, sys, time
 
 import beside_turns
 from beside_casts_peers import Copy, Inputs, TileKernels, TileKernels1, TorchAo, row_of
-from beside_turns import Bench, Clock, Timing, calls_of, check_bench, clocks, compare, medians, microseconds, numbers_of, rounds_of, words_of
+from beside_turns import Timing, calls_of, check_bench, clocks, medians, microseconds, numbers_of, rounds_of, words_of
 
 E4M3, E2M1 = [
     *(f"1x{columns} row-major" for columns in (16, 32, 64, 128)), *(f"1x{columns} {order}" for columns in (32, 128) for order in ("column-major", "ue8m0")),
@@ -212,25 +212,10 @@ def main():
         importlib.import_module("torch")
     except Exception as error:
         parser.error(f"torch cannot be imported: {words_of(error)}; install it, or take a python that has it")
-    lines = []
-
-    def say(line):
-        lines.append(line)
-        print(line, flush=True)
-
     passed = [word for option, value in (("--casts", args.casts), ("--shapes", args.shapes), ("--tile-kernels-1", args.tile_kernels_1)) if value for word in (option, value)]
-    wait = beside_turns.prewarm(__file__, passed, say)
     # 1.0 first: it leaves no module of its name behind.
-    peers, whole = loaded(peers_of(args.tile_kernels_1), say)
-    wait(begin + args.seconds)
-    say(f"# the peers' kernels compiled after {time.time() - begin:.0f} s")
-    clock = Clock()
-    say(f"# {args.rounds} rounds of turns; clocks: {clock.what}")
-    one = lambda problem, bench: measure(problem, bench, peers, clock, args.rounds, say)
-    failures = compare(problems, lambda: Bench(args.bench, None, say), one, args.seconds, begin, say)
-    clock.stop()
-    summary(lines)
-    return 0 if whole and not failures else 1
+    load = lambda say: loaded(peers_of(args.tile_kernels_1), say)
+    return beside_turns.record(args, begin, (__file__, passed), load, measure, problems, summary)
 
 
 if __name__ == "__main__":

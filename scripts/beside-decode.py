@@ -21,7 +21,7 @@ import argparse, importlib, math, os, re, sys, time
 import beside_turns
 from beside_floor import ReadFloor, library
 from beside_peers import DeepGemm, Humming
-from beside_turns import Bench, Clock, Timing, calls_of, check_bench, clocks, compare, medians, microseconds, numbers_of, rounds_of, words_of
+from beside_turns import Timing, calls_of, check_bench, clocks, medians, microseconds, numbers_of, rounds_of, words_of
 
 SHAPES = [(4096, 7168), (7168, 2048), (2112, 7168), (57344, 8192)]
 ROWS = [1, 8, 16, 32, 64]
@@ -207,24 +207,9 @@ def main():
         importlib.import_module("torch")
     except Exception as error:
         parser.error(f"torch cannot be imported: {words_of(error)}")
-    lines = []
-
-    def say(line):
-        lines.append(line)
-        print(line, flush=True)
-
     passed = [word for option, value in (("--pairs", args.pairs), ("--shapes", args.shapes), ("--rows", args.rows)) if value for word in (option, value)]
-    wait = beside_turns.prewarm(__file__, passed, say)
-    peers, whole = sides_of(pairs, say)
-    wait(begin + args.seconds)
-    say(f"# the peers' kernels compiled after {time.time() - begin:.0f} s")
-    clock = Clock()
-    say(f"# {args.rounds} rounds of turns; clocks: {clock.what}")
-    one = lambda problem, bench: measure(problem, bench, peers, clock, args.rounds, say)
-    failures = compare(problems, lambda: Bench(args.bench, None, say), one, args.seconds, begin, say)
-    clock.stop()
-    summary(lines)
-    return 0 if whole and not failures else 1
+    load = lambda say: sides_of(pairs, say)
+    return beside_turns.record(args, begin, (__file__, passed), load, measure, problems, summary)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import importlib.util, os, stat, subprocess, sys, tempfile, time, unittest
 from pathlib import Path
 
 import beside_casts_peers as peers
+import beside_turns
 
 HERE = Path(__file__).resolve().parent
 specification = importlib.util.spec_from_file_location("beside_casts", HERE / "beside-casts.py")
@@ -81,7 +82,7 @@ class Turns(unittest.TestCase):
     def compare(self, problems, sides, rounds=2):
         said = []
         measure = lambda problem, bench: casts.measure(problem, bench, sides, Clock(), rounds, said.append)
-        failures = casts.compare(problems, lambda: casts.Bench(self.bench, None, said.append), measure, 60.0, time.time(), said.append)
+        failures = beside_turns.compare(problems, lambda: beside_turns.Bench(self.bench, None, said.append), measure, 60.0, time.time(), said.append)
         return failures, said, Path(self.log).read_text().splitlines()
 
     def test_all_sides_take_turns_and_each_turn_is_alike(self):

@@ -171,7 +171,7 @@ class Decode(unittest.TestCase):
     def compare(self, problems, peers, rounds=2):
         said = []
         measure = lambda problem, bench: decode.measure(problem, bench, peers, Clock(), rounds, said.append)
-        failures = decode.compare(problems, lambda: decode.Bench(self.bench, None, said.append), measure, 60.0, time.time(), said.append)
+        failures = beside_turns.compare(problems, lambda: beside_turns.Bench(self.bench, None, said.append), measure, 60.0, time.time(), said.append)
         return failures, said, Path(self.log).read_text().splitlines()
 
     def test_all_sides_take_turns_and_each_turn_is_alike(self):

@@ -280,6 +280,27 @@ def prewarm(script, words, say):
     return wait
 
 
+def record(args, begin, prewarmed, load, measure, problems, summary):
+    """The record of all problems on standard output, and the exit code. `prewarmed`: the script and its words for processes that compile; `load(say)`: who has turns, and whether that is all who should."""
+    lines = []
+
+    def say(line):
+        lines.append(line)
+        print(line, flush=True)
+
+    wait = prewarm(*prewarmed, say)
+    peers, whole = load(say)
+    wait(begin + args.seconds)
+    say(f"# the peers' kernels compiled after {time.time() - begin:.0f} s")
+    clock = Clock()
+    say(f"# {args.rounds} rounds of turns; clocks: {clock.what}")
+    one = lambda problem, bench: measure(problem, bench, peers, clock, args.rounds, say)
+    failures = compare(problems, lambda: Bench(args.bench, None, say), one, args.seconds, begin, say)
+    clock.stop()
+    summary(lines)
+    return 0 if whole and not failures else 1
+
+
 def last_line(errors):
     errors.seek(0)
     return (errors.read().strip() or "nothing").splitlines()[-1][:300]
