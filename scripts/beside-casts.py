@@ -206,6 +206,8 @@ def main():
         parser.error("give BENCH, --summary RECORD or --list")
     if args.rounds < 1:
         parser.error(f"--rounds: {args.rounds} is not a number of turns")
+    if not 0 < args.seconds < math.inf:
+        parser.error(f"--seconds: {args.seconds:g} is no time; give a number above 0, as 200")
     check_bench(parser, args.bench, "beside_casts")
     begin = time.time()
     try:

@@ -222,6 +222,8 @@ class WrongUse(unittest.TestCase):
                 ("--casts: '' is in no row", sys.executable, "--casts", "swiglu,"),
                 ("--casts: 'nvfp4' is in no row; --list", sys.executable, "--casts", "swiglu,nvfp4"),
                 ("--rounds: 0 is not a number of turns", sys.executable, "--rounds", "0"),
+                ("--seconds: -1 is no time", sys.executable, "--seconds", "-1"),
+                ("--seconds: nan is no time", sys.executable, "--seconds", "nan"),
                 (f"no lines of a record in {file}", "--summary", str(file)),
             ):
                 code, out, error = self.run_with(*options, path=folder)

@@ -378,6 +378,49 @@ fn results_of_grouped_products_lie_apart_from_what_they_read() {
     });
 }
 
+/// The same of scales of groups, in one launch of plain rows and of slots that are products of their own; what lies behind those that are read is no matter.
+#[test]
+fn results_of_grouped_products_lie_apart_from_scales_of_groups() {
+    let Some(handle) = handle() else { return };
+    let (groups, slot, n, k) = (2, 128, 128, 128);
+    let [rows, of_b] = [groups * slot, groups * n];
+    let counts = handle.upload(&[slot as i64; 2]).unwrap();
+    let places = || GroupedRows::Masked { slot_rows: slot, counts: counts.view() };
+    let names = ["A", "codes of B", "scales of B", "block scales of B", "scales of groups", "D"];
+    refusals(&handle, &names, 1, |at| {
+        let (x, b) = (at(0, rows * k * 2), quant_matrix(at, &[1, 2, 3], Scheme::Nvfp4, [of_b, k]));
+        let (levels, mut d) = (at(4, groups * 4), at(5, rows * n * 2));
+        let (x, d) = (MatRef::new(&x, DType::Bf16, rows, k)?, MatMut::new(&mut d, DType::Bf16, rows, n)?);
+        let args = GroupedGemmArgs::weight_only(x, &b, groups, places(), d);
+        handle.grouped_gemm(args.scales_of_b(levels.view()))
+    });
+    let tensor = Scheme::Fp8Tensor(F);
+    refusals(&handle, &["", "", "", "", "scales of groups", "scales of groups", "D"], 1, |at| {
+        let (a, b) = (quant_matrix(at, &[0, 1], tensor, [rows, k]), quant_matrix(at, &[2, 3], tensor, [of_b, k]));
+        let ([of_a, of_b], mut d) = ([at(4, groups * 4), at(5, groups * 4)], at(6, rows * n * 2));
+        let d = MatMut::new(&mut d, DType::Bf16, rows, n)?;
+        let args = GroupedGemmArgs::new(&a, &b, groups, places(), d).product_a_slot();
+        handle.grouped_gemm(args.scales_of_a(of_a.view()).scales_of_b(of_b.view()))
+    });
+    // One piece of memory: scales, and D behind them.
+    let memory = handle.stream().alloc_zeros::<u8>(512 + rows * n * 2).unwrap();
+    let (base, _guard) = memory.device_ptr(handle.stream());
+    // SAFETY: parts of `memory`, which lives to the end, on this handle's stream; nobody else knows them.
+    let part = |from: usize, bytes: usize| unsafe {
+        DeviceBuffer::from_raw(handle.stream(), base + from as u64, bytes, ()).unwrap()
+    };
+    let (levels, mut d) = (part(0, 512 + rows * n * 2), part(512, rows * n * 2));
+    let x = handle.alloc(rows * k * 2).unwrap();
+    let b = QuantMatrix::zeros(&handle, Scheme::Nvfp4, of_b, k).unwrap();
+    let d = MatMut::new(&mut d, DType::Bf16, rows, n).unwrap();
+    let args = GroupedGemmArgs::weight_only(MatRef::new(&x, DType::Bf16, rows, k).unwrap(), &b, groups, places(), d);
+    match handle.grouped_gemm(args.scales_of_b(levels.view())) {
+        Err(Error::Pair { reason, .. }) => println!("skipped: {reason}"),
+        done => done.unwrap(),
+    }
+    handle.synchronize().unwrap();
+}
+
 /// dW, and the count, of gradients in one launch.
 #[test]
 fn gradients_of_groups_lie_apart_from_what_they_read() {

@@ -149,7 +149,7 @@ pub struct BenchArgs {
     /// With --quantizers: also codes of every grouping to every other, every order of scales behind every producer, every rule: some 3000 lines a shape, in many minutes.
     #[arg(long, requires = "quantizers")]
     pub all: bool,
-    /// With --quantizers: time only the lines whose text, "FROM to TO" as the table has them, matches this regular expression, such as '^swiglu' or 'ue8m0$'.
+    /// With --quantizers: time only the lines whose text, "FROM to TO" as the table has them, matches this regular expression, such as '^swiglu' or 'ue8m0$'; (?i) in front of it takes either case.
     #[arg(long, value_name = "REGEX", requires = "quantizers")]
     pub only: Option<regex::Regex>,
     /// Time products of few rows (m of 1, 8 and 16 if left out) of the linear layers of DeepSeek-V3, Llama-3-70B and Qwen3-32B by every way that serves them (GPU only):

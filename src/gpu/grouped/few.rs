@@ -374,8 +374,13 @@ impl FewRows<'_, '_> {
         d.written().try_for_each(|d| a.check_apart(d))?;
         let [of_groups_a, of_groups_b] = of_groups.map(|scales| scales.map(|scales| scales.at(&order)).transpose());
         let of_groups = [of_groups_a?, of_groups_b?];
-        for of_groups in of_groups.iter().flatten() {
-            d.written().try_for_each(|d| check_apart("scales of groups", &[of_groups], d))?;
+        // As many as are read: of B one for each matrix, of which a group that is gated has two.
+        let (count, matrices) =
+            (groups.as_ref().map_or(0, |(count, _)| *count), if matches!(way, FewWay::Gated(_)) { 2 } else { 1 });
+        for (scales, each) in of_groups.iter().zip([1, matrices]) {
+            let Some(scales) = scales else { continue };
+            let read = scales.slice(0, scales.bytes.min(count.saturating_mul(4 * each)));
+            d.written().try_for_each(|d| check_apart("scales of groups", &[&read], d))?;
         }
         let outer = outer(level, &spans.scales, of_groups[1].as_ref());
         let end = |d, d_stride, d_type, activation| SmallMEnd {
