@@ -38,7 +38,9 @@ pub use gemm::record::table::TuneTable;
 pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
-pub use grouped::{GroupedGemmArgs, GroupedOperand, GroupedRows, GroupedWeightGradient};
+pub use grouped::{
+    GroupedGemmArgs, GroupedGemmDesc, GroupedGemmPlan, GroupedOperand, GroupedRows, GroupedWeightGradient,
+};
 pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource, Sm90Config, SmallMBlock, SmallMConfig, SmallMOperands};
@@ -60,6 +62,7 @@ mod tests {
         shared::<SavedInput>();
         shared::<QuantizedGradient>();
         shared::<GemmPlan>();
+        shared::<GroupedGemmPlan>();
         shared::<Bf16Gemm>();
         shared::<TuneTable>();
         shared::<PlanOptions>();

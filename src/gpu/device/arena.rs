@@ -40,7 +40,7 @@ impl Arena {
             return Err(Error::unsupported(
                 format!("a call that needs {bytes} bytes of scratch memory"),
                 format!("the handle holds {reserved}, and execute allocates nothing"),
-                "call GemmPlan::prepare after Handle::trim_scratch, and before any graph capture",
+                "call GemmPlan::prepare, or plan a grouped product again, after Handle::trim_scratch, and before any graph capture",
             ));
         }
         Ok(Span::unguarded(address, bytes))

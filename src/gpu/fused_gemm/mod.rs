@@ -228,7 +228,8 @@ impl<'a> FusedGemmArgs<'a> {
                 })
             }
             GroupedA::Plain(a) => {
-                let weights = few::served(handle, a, self.b)?;
+                let weights = few::served(handle.device(), a.dtype(), self.b.scheme(), self.b.code_order())?;
+                pair::check_basis(Basis::Plain, self.b.basis())?;
                 if self.config.is_some() || self.small_m_config.is_some() {
                     let remedy = "leave it out";
                     return Err(Error::unsupported(
@@ -318,13 +319,13 @@ impl<'a> FusedGemmArgs<'a> {
                 "pad the rows of B with zeros, and D's columns",
             ));
         }
-        let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
+        let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows.slot_rows()));
         // With SwiGLU there is none, as is said below.
-        let bias = self.bias.as_ref().filter(|_| !swiglu);
-        let of_a = [a.rows(), k];
+        let bias = self.bias.as_ref().filter(|_| !swiglu).map(|bias| (bias.dtype(), bias.len()));
+        let (of_a, b) = ([a.rows(), k], [b.rows(), b.cols()]);
         Fit { a: of_a, b, d: [m, n], groups, matrices: self.matrices(), bias }.check()?;
         match &self.d {
-            FusedOut::Plain(d) => check_numbers(d, "store one of them, or pass a QuantMatrix")?,
+            FusedOut::Plain(d) => check_numbers(d.dtype(), "store one of them, or pass a QuantMatrix")?,
             FusedOut::Quantized(d) => {
                 self.recipe.check()?;
                 if self.recipe.scheme() != vec {

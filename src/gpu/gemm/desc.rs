@@ -200,20 +200,8 @@ impl GemmDesc {
 
     /// Stride and sizes that cuBLASLt can take.
     fn check_sizes(&self) -> Result<()> {
-        // 2^31 bytes from one row to the next gave wrong results before cuBLASLt 13.3 (documented); no real matrix needs it.
-        const LIMIT: usize = i32::MAX as usize;
-        for (name, value) in
-            [("m", self.m), ("n", self.n), ("k", self.k), ("row stride of D", self.out_stride.saturating_mul(4))]
-        {
-            if value > LIMIT - 512 {
-                return Err(Error::shape(
-                    "problem",
-                    format!("{name} = {value}"),
-                    format!("must be below {}", LIMIT - 512),
-                    "split the product",
-                ));
-            }
-        }
+        let stride = self.out_stride.saturating_mul(4);
+        check_sizes(&[("m", self.m), ("n", self.n), ("k", self.k), ("row stride of D", stride)])?;
         if self.out_stride < self.n || !(self.out_stride * self.out.bytes()).is_multiple_of(16) {
             return Err(Error::shape(
                 "D",
@@ -289,6 +277,14 @@ impl GemmDesc {
         let (name, mine, theirs) = fields.into_iter().find(|(_, a, b)| a != b)?;
         Some(format!("{name} = {theirs} where {mine} was planned"))
     }
+}
+
+/// Refuses sizes that no way takes.
+pub(crate) fn check_sizes(sizes: &[(&str, usize)]) -> Result<()> {
+    // 2^31 bytes from one row to the next gave wrong results before cuBLASLt 13.3 (documented); no real matrix needs it.
+    const LIMIT: usize = i32::MAX as usize - 512;
+    let Some((name, value)) = sizes.iter().find(|(_, value)| *value > LIMIT) else { return Ok(()) };
+    Err(Error::shape("problem", format!("{name} = {value}"), format!("must be below {LIMIT}"), "split the product"))
 }
 
 impl fmt::Display for GemmDesc {

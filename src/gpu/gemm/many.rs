@@ -50,22 +50,56 @@ impl Handle {
         many: Many,
         run: impl FnOnce(ManyPlan<'_>) -> Result<()>,
     ) -> Result<()> {
-        // One slot is lent at a time, and the plan's comes next.
+        self.with_sides(|sides| {
+            self.with_plan(desc, b, |plan| {
+                let lanes = self.reserve_lanes(plan, many, sides)?;
+                run(ManyPlan { plan, lanes, sides, many })
+            })
+        })
+    }
+
+    /// The same by a plan of the caller's, after [`Handle::reserve_many`] of it: makes nothing.
+    pub(crate) fn with_many_of(
+        &self,
+        plan: &mut GemmPlan,
+        many: Many,
+        run: impl FnOnce(ManyPlan<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let lanes = Lanes::of(plan, many.count, many.streams);
+        self.with_sides(|sides| run(ManyPlan { plan, lanes, sides, many }))
+    }
+
+    /// Makes streams and memory for these products.
+    pub(crate) fn reserve_many(&self, plan: &GemmPlan, many: Many) -> Result<()> {
+        self.with_sides(|sides| self.reserve_lanes(plan, many, sides).map(drop))
+    }
+
+    /// Lends the streams beside the handle's: one slot is lent at a time, and the plan's comes next.
+    fn with_sides<T>(&self, then: impl FnOnce(&mut Sides) -> T) -> T {
         let mut sides = std::mem::take(&mut *self.slot::<Sides>());
-        let done = self.with_plan(desc, b, |plan| {
-            let lanes = Lanes::of(plan, many.count, many.streams);
-            if lanes.sides() > sides.count() {
-                let (needed, there) = (lanes.sides(), sides.count());
-                self.refuse_first_in_capture(&format!(
-                    "making streams for products that run at once ({needed} beside the handle's; there are {there})"
-                ))?;
-                sides.reserve(self.queue(), lanes.sides())?;
-            }
-            self.reserve_scratch(if many.beside > 0 { lanes.bytes_before() + many.beside } else { lanes.bytes() })?;
-            run(ManyPlan { plan, lanes, sides: &sides, many })
-        });
+        let done = then(&mut sides);
         *self.slot::<Sides>() = sides;
         done
+    }
+
+    fn reserve_lanes(&self, plan: &GemmPlan, many: Many, sides: &mut Sides) -> Result<Lanes> {
+        let lanes = Lanes::of(plan, many.count, many.streams);
+        if lanes.sides() > sides.count() {
+            let (needed, there) = (lanes.sides(), sides.count());
+            self.refuse_first_in_capture(&format!(
+                "making streams for products that run at once ({needed} beside the handle's; there are {there})"
+            ))?;
+            sides.reserve(self.queue(), lanes.sides())?;
+        }
+        self.reserve_scratch(many.scratch_bytes(&lanes))?;
+        Ok(lanes)
+    }
+}
+
+impl Many {
+    /// Of all together.
+    pub(crate) fn scratch_bytes(&self, lanes: &Lanes) -> usize {
+        if self.beside > 0 { lanes.bytes_before() + self.beside } else { lanes.bytes() }
     }
 }
 
@@ -77,8 +111,9 @@ impl ManyPlan<'_> {
 
     /// The scratch memory beside what the products need.
     pub(crate) fn beside<'h>(&self, handle: &'h Handle) -> Result<Span<'h>> {
-        let before = if self.many.beside > 0 { self.lanes.bytes_before() } else { 0 };
-        Ok(handle.scratch(before + self.many.beside)?.slice(before, self.many.beside))
+        let Many { beside, .. } = self.many;
+        let all = handle.scratch(self.many.scratch_bytes(&self.lanes))?;
+        Ok(all.slice(all.bytes - beside, beside))
     }
 
     /// Makes ready what the plan reads in one more B.

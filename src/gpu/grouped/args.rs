@@ -1,9 +1,13 @@
 //! [`GroupedGemmArgs`]: the operands of a product of groups.
 
-use super::{GroupedOperand, GroupedRows};
+use super::fit::Fit;
+use super::operand::check_members;
+use super::{GroupedGemmDesc, GroupedOperand, GroupedRows};
 use crate::epilogue::Activation;
-use crate::format::Operand;
+use crate::error::Result;
+use crate::format::{Basis, DType, Operand, pair};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
+use crate::gpu::handle::Handle;
 use crate::gpu::kernels::Sm90Config;
 use crate::gpu::matrix::{GroupedMatrix, MatMut, MatRef, QuantMatrix, VecRef};
 
@@ -13,7 +17,14 @@ pub(crate) enum GroupedA<'a> {
     Plain(MatRef<'a>),
 }
 
-impl GroupedA<'_> {
+impl<'a> GroupedA<'a> {
+    pub(super) fn quantized(&self) -> Option<&'a QuantMatrix> {
+        match self {
+            Self::Quantized(a) => Some(a),
+            Self::Plain(_) => None,
+        }
+    }
+
     pub(crate) fn rows(&self) -> usize {
         match self {
             Self::Quantized(a) => a.rows(),
@@ -32,6 +43,21 @@ impl GroupedA<'_> {
         match self {
             Self::Quantized(a) => a.scheme().into(),
             Self::Plain(a) => Operand::Plain(a.dtype()),
+        }
+    }
+
+    /// Elements from one row to the next.
+    fn row_stride(&self) -> usize {
+        match self {
+            Self::Quantized(a) => a.cols(),
+            Self::Plain(a) => a.row_stride(),
+        }
+    }
+
+    fn basis(&self) -> Basis {
+        match self {
+            Self::Quantized(a) => a.basis(),
+            Self::Plain(_) => Basis::Plain,
         }
     }
 }
@@ -190,5 +216,61 @@ impl<'a> GroupedGemmArgs<'a> {
     /// counts nobody else reads. What it held is overwritten, by a launch of its own behind the product. 4-byte aligned, apart from all that is read, and from D.
     pub fn clamped(self, clamped: DeviceBytesMut<'a>) -> Self {
         Self { clamped: Some(clamped), ..self }
+    }
+
+    /// The problem these operands pose, after checking that they fit together.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) naming the operand that does not fit; [`Error::DType`](crate::Error::DType) for a bias of other than wide numbers;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if A and B are in different bases, if the codes of A are repacked, or for a grouped tensor in the other's place.
+    pub fn desc(&self) -> Result<GroupedGemmDesc> {
+        let Self { a, b, groups, rows, d, bias, .. } = self;
+        if let GroupedA::Quantized(a) = a {
+            a.check_published("A of a grouped product")?;
+        }
+        pair::check_basis(a.basis(), b.basis())?;
+        check_members(self.tensors, *groups, rows)?;
+        let bias: Option<(DType, usize)> = bias.as_ref().map(|bias| (bias.dtype(), bias.len()));
+        Fit {
+            a: [a.rows(), a.cols()],
+            b: [b.rows(), b.cols()],
+            d: [d.rows(), d.cols()],
+            groups: Some((*groups, rows.slot_rows())),
+            matrices: 1,
+            bias,
+        }
+        .check()?;
+        Ok(GroupedGemmDesc {
+            groups: *groups,
+            slot_rows: rows.slot_rows(),
+            rows: a.rows(),
+            n: d.cols(),
+            k: a.cols(),
+            a: a.operand(),
+            a_stride: a.row_stride(),
+            b: b.scheme(),
+            b_order: b.code_order(),
+            out: d.dtype(),
+            out_stride: d.row_stride(),
+            bias: bias.map(|(dtype, _)| dtype),
+            activation: self.activation,
+            scales_of_groups: self.scales.each_ref().map(Option::is_some),
+            clamped: self.clamped.is_some(),
+            expected_rows: self.expected_rows,
+            config: self.config,
+            product_a_slot: self.a_product_a_slot,
+            streams: self.streams,
+        })
+    }
+
+    /// Which way the products go, what it costs in memory, and why; of products of slots also on how many streams. Those it plans, which may reserve the scratch memory of one
+    /// ([`Handle::plan`]): not for graph capture.
+    ///
+    /// # Errors
+    /// As [`Handle::grouped_gemm`].
+    pub fn explain(&mut self, handle: &Handle) -> Result<String> {
+        let desc = self.desc()?;
+        let way = desc.way(handle.device())?;
+        Ok(way.explain(handle, &desc, way.plan_of_slot(handle, &desc)?.as_ref()))
     }
 }

@@ -5,7 +5,8 @@ use super::fit::{check_apart, check_parts_apart, check_places_apart};
 use super::{GroupedA, GroupedRows};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{Basis, DType, Fp8Recipe, Operand, Scheme, pair};
+use crate::format::{Basis, CodeOrder, DType, Fp8Recipe, Operand, Scheme, pair};
+use crate::gpu::device::info::DeviceInfo;
 use crate::gpu::device::memory::{DeviceBytes, Span};
 use crate::gpu::device::stream::Queue;
 use crate::gpu::gemm::available::HOPPER;
@@ -18,27 +19,25 @@ use crate::gpu::kernels::{
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
-/// How A and B are multiplied, after checking that they are a pair which these kernels read.
+/// How a plain A and a B whose codes lie in this order are multiplied, after checking that they are a pair which these kernels read.
 ///
 /// # Errors
-/// [`Error::Pair`] for others, and on other GPUs; [`Error::Unsupported`] for a B in another basis.
-pub(crate) fn served(handle: &Handle, a: &MatRef<'_>, b: &QuantMatrix) -> Result<SmallMWeights> {
-    let device = handle.device().to_string();
-    pair::check_pair(Operand::Plain(a.dtype()), b.scheme(), &device)?;
-    pair::check_basis(Basis::Plain, b.basis())?;
-    let (major, minor) = handle.device().compute_capability;
-    let reason = match SmallMWeights::of(b.scheme(), b.code_order()) {
-        Some(weights) if weights.multiplies(a.dtype()) && (major, minor) == HOPPER => return Ok(weights),
-        Some(weights) if weights.multiplies(a.dtype()) => {
+/// [`Error::Pair`] for others, and on other GPUs.
+pub(crate) fn served(device: &DeviceInfo, a: DType, b: Scheme, b_order: CodeOrder) -> Result<SmallMWeights> {
+    pair::check_pair(Operand::Plain(a), b, &device.to_string())?;
+    let (major, minor) = device.compute_capability;
+    let reason = match SmallMWeights::of(b, b_order) {
+        Some(weights) if weights.multiplies(a) && (major, minor) == HOPPER => return Ok(weights),
+        Some(weights) if weights.multiplies(a) => {
             format!("products of groups with a plain A are for sm_90, and this GPU is sm_{major}{minor}")
         }
         _ => "products of groups with a plain A are of bf16 with nvfp4, nvfp4-row, mxfp4 or mxfp8:e4m3, and of bf16 or f16 with FP8 weights in e4m3, nvfp4 and nvfp4-row"
             .to_string(),
     };
     Err(Error::Pair {
-        a: Operand::Plain(a.dtype()),
-        b: b.scheme(),
-        device,
+        a: Operand::Plain(a),
+        b,
+        device: device.to_string(),
         reason,
         remedy: "multiply the groups one by one with GemmArgs::weight_only, of a pair that Handle::supports offers on this GPU"
             .to_string(),
@@ -47,19 +46,19 @@ pub(crate) fn served(handle: &Handle, a: &MatRef<'_>, b: &QuantMatrix) -> Result
 
 /// How quantized rows and weights are multiplied so, and as numbers of which type the rows are dequantized: where both have block scales. Codes times those are
 /// exact in BF16, and of NVFP4 in F16, which an F16 D asks for, as of products by `small-m` without groups.
-pub(crate) fn served_quantized(
-    handle: &Handle,
+pub(super) fn served_quantized(
+    device: &DeviceInfo,
     a: Scheme,
-    b: &QuantMatrix,
+    (b, b_order): (Scheme, CodeOrder),
     d: DType,
+    k: usize,
 ) -> Option<(SmallMWeights, DType)> {
     let blocks = |scheme: Scheme| scheme.spec().block.is_some();
-    let (k, b_scheme) = (b.cols(), b.scheme());
-    let weights = SmallMWeights::of(b_scheme, b.code_order()).filter(|_| blocks(a) && blocks(b_scheme))?;
+    let weights = SmallMWeights::of(b, b_order).filter(|_| blocks(a) && blocks(b))?;
     let dtype = if d == DType::F16 && a.is_nvfp4() { DType::F16 } else { DType::Bf16 };
     let whole = weights.operands() != SmallMOperands::E2m1Weights || k.is_multiple_of(E2M1_K_MULTIPLE);
-    let served = handle.device().compute_capability == HOPPER && whole && weights.multiplies(dtype);
-    (served && pair::check_pair(a, b_scheme, "").is_ok()).then_some((weights, dtype))
+    let served = device.compute_capability == HOPPER && whole && weights.multiplies(dtype);
+    (served && pair::check_pair(a, b, "").is_ok()).then_some((weights, dtype))
 }
 
 /// The configuration for groups that have so many rows each, as a rule.
@@ -128,11 +127,50 @@ impl<'c, 'a> RowsOfA<'c, 'a> {
         }
     }
 
-    /// Scratch memory of a call, for their numbers.
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        let [rows, cols] = self.shape();
-        if matches!(self, Self::Quantized(..)) { rows * cols * 2 } else { 0 }
+    /// The scheme that they are dequantized from.
+    fn scheme(&self) -> Option<Scheme> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Quantized(a, _) => Some(a.scheme()),
+        }
     }
+}
+
+/// What a call needs that a first one makes: loaded kernels, and scratch memory.
+pub(super) struct Needs {
+    family: KernelFamily,
+    /// The scheme of an A that is dequantized.
+    a: Option<Scheme>,
+    /// Bytes of the numbers of A, of both products of a pass, which has plain rows, and of results that are cast.
+    bytes: [usize; 3],
+}
+
+impl Needs {
+    /// Of groups of rows of this A.
+    pub(super) fn of_groups(a: Operand, shape: [usize; 2]) -> Self {
+        Self { family: KernelFamily::SmallMGroups, a: a.scheme(), bytes: [of_numbers(a.scheme(), shape), 0, 0] }
+    }
+
+    pub(super) fn scratch_bytes(&self) -> usize {
+        self.bytes.iter().sum()
+    }
+
+    /// Loads and reserves it.
+    pub(super) fn make_ready(&self, handle: &Handle) -> Result<()> {
+        let (queue, kernels) = (handle.queue(), handle.kernels());
+        kernels.load(queue, self.family)?;
+        self.a.map_or(Ok(()), |scheme| kernels.load_casts(queue, scheme))?;
+        let [_, _, of_results] = self.bytes;
+        if of_results > 0 {
+            kernels.load(queue, KernelFamily::Fp8)?;
+        }
+        handle.reserve_scratch(self.scratch_bytes())
+    }
+}
+
+/// Scratch memory for the numbers of an A of such a scheme.
+fn of_numbers(a: Option<Scheme>, [rows, cols]: [usize; 2]) -> usize {
+    a.map_or(0, |_| rows * cols * 2)
 }
 
 /// The rows of A on the stream, and where the kernels find their numbers.
@@ -308,23 +346,25 @@ impl FewWay {
 }
 
 impl FewRows<'_, '_> {
-    /// Enqueues it. Loads the kernels, if they are not yet.
-    pub(crate) fn multiply(mut self, handle: &Handle) -> Result<()> {
-        let (queue, kernels, way) = (handle.queue(), handle.kernels(), self.way);
-        // Rows as numbers, both products of a pass, which have plain rows, and results that are cast.
-        let (of_a, of_products) = (self.a.scratch_bytes(), way.scratch_bytes(self.d.shape()));
-        let of_results = self.d.scratch_bytes(way);
+    fn needs(&self) -> Needs {
+        let of_products = self.way.scratch_bytes(self.d.shape());
         // Of a product and a pass the product's; on sm_90 those of the pass come with them.
-        kernels.load(queue, if of_products > 0 { KernelFamily::SmallMWeights } else { KernelFamily::SmallMGroups })?;
-        if let RowsOfA::Quantized(a, _) = self.a {
-            kernels.load_casts(queue, a.scheme())?;
-        }
-        if of_results > 0 {
-            kernels.load(queue, KernelFamily::Fp8)?;
-        }
-        handle.reserve_scratch(of_a + of_products + of_results)?;
-        let _turn = queue.turn();
-        self.enqueue(handle, [of_a, of_products, of_results])?;
+        let family = if of_products > 0 { KernelFamily::SmallMWeights } else { KernelFamily::SmallMGroups };
+        let of_a = of_numbers(self.a.scheme(), self.a.shape());
+        Needs { family, a: self.a.scheme(), bytes: [of_a, of_products, self.d.scratch_bytes(self.way)] }
+    }
+
+    /// Enqueues it. Loads the kernels, if they are not yet.
+    pub(crate) fn multiply(self, handle: &Handle) -> Result<()> {
+        self.needs().make_ready(handle)?;
+        self.multiply_ready(handle)
+    }
+
+    /// The same where what it [needs](Needs) is there: allocates nothing.
+    pub(super) fn multiply_ready(mut self, handle: &Handle) -> Result<()> {
+        let _turn = handle.queue().turn();
+        let Needs { bytes, .. } = self.needs();
+        self.enqueue(handle, bytes)?;
         if let FewOut::Codes(d, _) = self.d {
             d.set_basis(Basis::Plain);
             d.derive_again(handle)?;

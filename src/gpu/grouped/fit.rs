@@ -1,32 +1,34 @@
 //! [`Fit`]: what operands must have in common where each group has a matrix of its own, or one product two. Asked for by products of groups and by those with
 //! the pass behind them.
 
-use super::GroupedRows;
+use super::rows::check_slots;
 use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::device::memory::{self, Span};
 use crate::gpu::gemm::call;
 use crate::gpu::kernels::GroupPlaces;
-use crate::gpu::matrix::{MatMut, QuantMatrix, QuantSpans, VecRef};
+use crate::gpu::matrix::QuantSpans;
 
 /// The operands of products whose matrices lie in one B, rows upon rows.
-pub(crate) struct Fit<'c, 'a> {
+pub(crate) struct Fit {
     /// Rows and columns.
     pub(crate) a: [usize; 2],
-    pub(crate) b: &'c QuantMatrix,
+    pub(crate) b: [usize; 2],
     pub(crate) d: [usize; 2],
-    pub(crate) groups: Option<(usize, &'c GroupedRows<'a>)>,
+    /// How many, and rows of a slot.
+    pub(crate) groups: Option<(usize, Option<usize>)>,
     /// Of each group, or of the product: 2 with SwiGLU.
     pub(crate) matrices: usize,
-    pub(crate) bias: Option<&'c VecRef<'a>>,
+    /// Type and length.
+    pub(crate) bias: Option<(DType, usize)>,
 }
 
-impl Fit<'_, '_> {
+impl Fit {
     /// Refuses operands that do not fit together.
     pub(crate) fn check(&self) -> Result<()> {
-        let Self { a: [rows, k], b, d: [m, n], groups, matrices, bias } = *self;
-        if b.cols() != k {
-            let found = format!("{} x {}", b.rows(), b.cols());
+        let Self { a: [rows, k], b: [b_rows, b_cols], d: [m, n], groups, matrices, bias } = *self;
+        if b_cols != k {
+            let found = format!("{b_rows} x {b_cols}");
             return Err(Error::shape("B", found, format!("must have A's {k} columns"), "pass A and B of the same k"));
         }
         if m != rows {
@@ -52,7 +54,7 @@ impl Fit<'_, '_> {
                 "split the product",
             ));
         }
-        if Some(b.rows()) != count.checked_mul(matrices).and_then(|matrices| matrices.checked_mul(n)) {
+        if Some(b_rows) != count.checked_mul(matrices).and_then(|matrices| matrices.checked_mul(n)) {
             let rule = match (matrices > 1, groups.is_some()) {
                 (false, false) => format!("must be {n} x {k}: a row for each column of D"),
                 (false, true) => format!("must be {count} * {n} x {k}: as many rows for each group as D has columns"),
@@ -62,21 +64,38 @@ impl Fit<'_, '_> {
                 }
             };
             let remedy = "stack the matrices, rows upon rows, and pass D of their columns";
-            return Err(Error::shape("B", format!("{} x {k}", b.rows()), rule, remedy));
+            return Err(Error::shape("B", format!("{b_rows} x {k}"), rule, remedy));
         }
-        if let Some((count, places)) = groups {
-            places.check_slots(count, rows)?;
+        if let Some((count, slot_rows)) = groups {
+            check_slots(slot_rows, count, rows)?;
         }
-        bias.map_or(Ok(()), |bias| bias.check_bias(count, n))
+        bias.map_or(Ok(()), |bias| check_bias(bias, count, n))
     }
 }
 
+/// Refuses what is no bias of products with so many matrices of `n` rows: BF16, F16 or F32, a number for each row of B.
+fn check_bias((dtype, len): (DType, usize), matrices: usize, n: usize) -> Result<()> {
+    if !dtype.is_wide() {
+        return Err(Error::dtype("bias", dtype, "is not bf16, f16 or f32", "convert it first"));
+    }
+    if Some(len) != matrices.checked_mul(n) {
+        let all = if matrices == 1 { n.to_string() } else { format!("{matrices} * {n}") };
+        return Err(Error::shape(
+            "bias",
+            format!("{len} numbers"),
+            format!("must have {all}, one for each row of B"),
+            "pass as many: of groups those of all, one behind the other",
+        ));
+    }
+    Ok(())
+}
+
 /// Refuses a D of numbers that no kernel stores.
-pub(crate) fn check_numbers(d: &MatMut<'_>, remedy: &'static str) -> Result<()> {
-    if matches!(d.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
+pub(crate) fn check_numbers(d: DType, remedy: &'static str) -> Result<()> {
+    if matches!(d, DType::Bf16 | DType::F16 | DType::F32) {
         return Ok(());
     }
-    Err(Error::dtype("D", d.dtype(), "is not bf16, f16 or f32", remedy))
+    Err(Error::dtype("D", d, "is not bf16, f16 or f32", remedy))
 }
 
 /// Refuses a D that overlaps what other tiles still read: an operand, or where groups lie.

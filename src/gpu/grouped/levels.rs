@@ -1,6 +1,7 @@
 //! [`Handle::quantize_nvfp4_groups_into`]: rows of groups as NVFP4, by a second level of each group that is given.
 
 use super::GroupedRows;
+use super::rows::check_slots;
 use crate::error::Result;
 use crate::format::{GivenScale, Recipe, Scheme};
 use crate::gpu::cast::apart::Quantizing;
@@ -57,7 +58,7 @@ impl Handle {
         check_input(x)?;
         let nvfp4 = recipe.of_row_levels()?;
         check_target("target", out, Scheme::Nvfp4Row, x.rows(), x.cols())?;
-        rows.check_slots(groups, x.rows())?;
+        check_slots(rows.slot_rows(), groups, x.rows())?;
         self.check_basis(recipe.basis(), out)?;
         let (queue, kernels) = (self.queue(), self.kernels());
         kernels.load(queue, KernelFamily::Grouped)?;

@@ -8,10 +8,12 @@ mod apart;
 mod args;
 mod between;
 mod clamped;
+mod desc;
 pub(crate) mod few;
 pub(crate) mod fit;
 mod levels;
 mod operand;
+mod plan;
 mod rows;
 mod slots;
 mod way;
@@ -20,14 +22,19 @@ mod whole;
 
 pub(crate) use args::GroupedA;
 pub use args::GroupedGemmArgs;
+pub use desc::GroupedGemmDesc;
 pub use operand::GroupedOperand;
+pub use plan::GroupedGemmPlan;
 pub use rows::GroupedRows;
 pub use weight::GroupedWeightGradient;
 
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::gpu::gemm::our_pairs::Sm90Pair;
+use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{Sm90Call, Sm90End, Sm90Groups, Sm90Operand, SmallMGroupsConfig, SmallMWeights};
+use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, SmallMGroupsConfig, SmallMWeights};
+use crate::gpu::matrix::QuantMatrix;
 use clamped::check_clamped;
 use fit::{check_apart, check_places_apart};
 use way::Way;
@@ -65,27 +72,41 @@ impl Handle {
     /// or scratch memory that an earlier call did not make;
     /// [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
-        let way = args.way(self)?;
-        let (queue, kernels) = (self.queue(), self.kernels());
-        check_clamped(self, args.clamped.as_mut())?;
-        args.check_count_apart(self)?;
-        let (a, pair) = match way {
-            Way::Launch(a, pair) => (a, pair),
-            Way::FewRows(weights, config, dtype) => {
-                self.multiply_few_rows(&mut args, weights, config, dtype)?;
-                return args.count_clamped(self);
+        let desc = args.desc()?;
+        let way = desc.way(self.device())?;
+        way.make_ready(self, &desc)?;
+        args.multiply(self, &desc, &way, None)
+    }
+}
+
+impl GroupedGemmArgs<'_> {
+    /// Enqueues the product of these operands, whose problem this is, the way that was made ready; where each slot is a product by the plan given, or by that which the handle keeps.
+    fn multiply(
+        &mut self,
+        handle: &Handle,
+        desc: &GroupedGemmDesc,
+        way: &Way,
+        of_slot: Option<&mut GemmPlan>,
+    ) -> Result<()> {
+        check_clamped(handle, self.clamped.as_mut())?;
+        self.check_count_apart(handle)?;
+        match (way, self.a.quantized()) {
+            (Way::FewRows(weights, config, dtype), _) => self.multiply_few_rows(handle, *weights, *config, *dtype)?,
+            (Way::Launch(pair, config), Some(a)) => self.launch(handle, a, *pair, *config)?,
+            (Way::Slots(_), Some(a)) => slots::multiply(handle, self, desc, a, of_slot)?,
+            (Way::Launch(..) | Way::Slots(_), None) => {
+                return Err(slots::bug("a plain A".to_string(), "the way that was chosen is of a quantized one"));
             }
-            Way::Slots(a, _) => {
-                slots::multiply(self, &mut args, a)?;
-                return args.count_clamped(self);
-            }
-        };
-        let config = args.chosen(pair, self.device().sm_count as usize);
-        let GroupedGemmArgs { b, groups, rows, d, alpha, bias, activation, scales, .. } = &mut args;
+        }
+        self.count_clamped(handle)
+    }
+
+    /// One launch of the kernels for sm_90.
+    fn launch(&mut self, handle: &Handle, a: &QuantMatrix, pair: Sm90Pair, config: Sm90Config) -> Result<()> {
+        let Self { b, groups, rows, d, alpha, bias, activation, scales, .. } = self;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
         let d_bytes = d.extent_bytes();
-        kernels.load(queue, pair.kernels())?;
-        let order = queue.order();
+        let order = handle.queue().order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);
         let d = d.data_mut().at(&order)?.slice(0, d_bytes);
         let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
@@ -120,25 +141,23 @@ impl Handle {
                 groups: Some(Sm90Groups { scales: of_groups, ..places.into() }),
                 end: Sm90End::Numbers,
             };
-            self.sm90_product(&call)
-        })?;
-        drop(order);
-        args.count_clamped(self)
+            handle.sm90_product(&call)
+        })
     }
 
     fn multiply_few_rows(
-        &self,
-        args: &mut GroupedGemmArgs<'_>,
+        &mut self,
+        handle: &Handle,
         weights: SmallMWeights,
         config: SmallMGroupsConfig,
         dtype: DType,
     ) -> Result<()> {
-        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, scales, .. } = args;
+        let Self { a, b, groups, rows, d, alpha, bias, activation, scales, .. } = self;
         let a = few::RowsOfA::of(a, dtype);
         let (alpha, bias, activation, groups) = (*alpha, bias.as_ref(), *activation, Some((*groups, &*rows)));
         let d = few::FewOut::Numbers(d);
         let scales = scales.each_ref().map(Option::as_ref);
         few::FewRows { weights, a, b, groups, d, alpha, bias, activation, scales, way: few::FewWay::Plain(config) }
-            .multiply(self)
+            .multiply_ready(handle)
     }
 }

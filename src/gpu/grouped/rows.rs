@@ -54,14 +54,6 @@ impl GroupedRows<'_> {
         }
     }
 
-    /// Refuses slots that so many rows of A do not hold.
-    pub(crate) fn check_slots(&self, groups: usize, rows: usize) -> Result<()> {
-        match self {
-            Self::Masked { slot_rows, .. } => Sm90Along::Rows.check_slots(rows, groups, *slot_rows),
-            Self::Contiguous { .. } => Ok(()),
-        }
-    }
-
     /// Rows of a slot; `None` where the device alone knows where groups begin.
     pub(crate) fn slot_rows(&self) -> Option<usize> {
         match self {
@@ -70,11 +62,18 @@ impl GroupedRows<'_> {
         }
     }
 
-    /// How many rows a group has, as far as the host knows: all that a slot holds, or an equal share.
+    /// How many rows a group has, as far as the host knows.
     pub(crate) fn expected(&self, groups: usize, rows: usize) -> usize {
-        match self {
-            Self::Masked { slot_rows, .. } => *slot_rows,
-            Self::Contiguous { .. } => rows.div_ceil(groups.max(1)),
-        }
+        expected(self.slot_rows(), groups, rows)
     }
+}
+
+/// Refuses slots of so many rows that so many rows of A do not hold.
+pub(super) fn check_slots(slot_rows: Option<usize>, groups: usize, rows: usize) -> Result<()> {
+    slot_rows.map_or(Ok(()), |slot_rows| Sm90Along::Rows.check_slots(rows, groups, slot_rows))
+}
+
+/// How many rows a group has, as far as the host knows: all that a slot holds, or an equal share.
+pub(super) fn expected(slot_rows: Option<usize>, groups: usize, rows: usize) -> usize {
+    slot_rows.unwrap_or_else(|| rows.div_ceil(groups.max(1)))
 }

@@ -1,203 +1,270 @@
-//! [`Way`]: how the products of groups are made, and [`GroupedGemmArgs::explain`], which says why.
+//! [`Way`]: how the products of groups are made, by their [`GroupedGemmDesc`], and why.
 
-use super::fit::{Fit, check_numbers};
-use super::operand::check_members;
-use super::{GroupedA, GroupedGemmArgs, few, slots};
+use super::{GroupedGemmDesc, few, slots};
 use crate::error::{Error, Result};
-use crate::format::{DType, Operand, pair};
+use crate::format::{DType, Operand, Scheme, pair};
+use crate::gpu::device::info::DeviceInfo;
 use crate::gpu::gemm::available::HOPPER;
-use crate::gpu::gemm::lanes::check_streams;
 use crate::gpu::gemm::our_pairs::{Sm90Pair, grouped_pair};
-use crate::gpu::gemm::outline::{ScaleUse, second_level};
+use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{Sm90Along, Sm90Config, SmallMGroupsConfig, SmallMWeights};
+use crate::gpu::kernels::{KernelFamily, Sm90Along, Sm90Config, SmallMGroupsConfig, SmallMWeights};
 use crate::gpu::lt::why_not_grouped;
-use crate::gpu::matrix::QuantMatrix;
 
 /// Of rows with block scales in slots: up to so many of a group one launch that decodes weights is faster than a product a slot, which reads and writes them as numbers (H200, 2026-11, the
 /// record of prefill, 8 groups of BF16 rows x 4096 x 7168 `nvfp4-row`: 347 us for 354 at 128 rows each, 664 for 415 at 256).
 const MOST_DECODED_ROWS: usize = 128;
 
 /// How groups are multiplied.
-pub(super) enum Way<'a> {
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Way {
     /// One launch of our kernels for sm_90, which read codes and scales so.
-    Launch(&'a QuantMatrix, Sm90Pair),
+    Launch(Sm90Pair, Sm90Config),
     /// One launch of those that decode such weights, with rows of this type, as which those of a quantized A are dequantized before.
     FewRows(SmallMWeights, SmallMGroupsConfig, DType),
     /// One product a slot, and why not the other.
-    Slots(&'a QuantMatrix, String),
+    Slots(String),
 }
 
-impl<'a> GroupedGemmArgs<'a> {
-    /// Which way the products go, of operands that fit together.
-    pub(super) fn way(&self, handle: &Handle) -> Result<Way<'a>> {
-        check_streams(self.streams)?;
-        self.check_product_a_slot()?;
-        let Self { a, b, .. } = self;
-        let a = match a {
-            GroupedA::Quantized(a) => *a,
-            GroupedA::Plain(a) => {
-                let weights = few::served(handle, a, b)?;
-                if self.config.is_some() {
-                    return Err(Error::unsupported(
-                        "a configuration of sm90 for a plain A",
-                        "other kernels multiply it",
-                        "leave it out",
-                    ));
-                }
-                self.check()?;
-                return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?, a.dtype()));
+impl Way {
+    /// What it needs beside the plan of a slot's product: loads kernels, and reserves scratch memory.
+    pub(super) fn make_ready(&self, handle: &Handle, desc: &GroupedGemmDesc) -> Result<()> {
+        if desc.clamped {
+            handle.load_kernels(&[KernelFamily::Grouped])?;
+        }
+        match self {
+            Self::Launch(pair, _) => handle.load_kernels(&[pair.kernels()]),
+            Self::FewRows(..) => few::Needs::of_groups(desc.a, [desc.rows, desc.k]).make_ready(handle),
+            Self::Slots(_) => Ok(()),
+        }
+    }
+
+    /// The plan of a slot's product, where each slot is one.
+    pub(super) fn plan_of_slot(&self, handle: &Handle, desc: &GroupedGemmDesc) -> Result<Option<GemmPlan>> {
+        match self {
+            Self::Launch(..) | Self::FewRows(..) => Ok(None),
+            Self::Slots(_) => slots::plan(handle, desc),
+        }
+    }
+
+    /// In words, with what it costs in memory.
+    pub(super) fn explain(&self, handle: &Handle, desc: &GroupedGemmDesc, of_slot: Option<&GemmPlan>) -> String {
+        let why_not_the_librarys = why_not_grouped(handle.lt_version(), handle.device().compute_capability);
+        match self {
+            Self::Launch(_, config) => format!(
+                "{desc}\n  one launch of {config}, on the handle's stream, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair; {why_not_the_librarys}"
+            ),
+            Self::FewRows(_, config, dtype) => {
+                let (before, because) = match desc.a {
+                    Operand::Plain(_) => ("no scratch memory".to_string(), "A is plain: weights are decoded"),
+                    Operand::Quantized(_) => (
+                        format!(
+                            "behind a launch that dequantizes all of A to {dtype}, {} bytes of scratch memory",
+                            few::Needs::of_groups(desc.a, [desc.rows, desc.k]).scratch_bytes()
+                        ),
+                        "both sides have block scales, which this GPU's tensor cores do not read: weights are decoded",
+                    ),
+                };
+                format!(
+                    "{desc}\n  one launch of small-m, {config}, on the handle's stream, by groups that the device knows; {before}; matrices of groups without rows are not read\n  because {because}; {why_not_the_librarys}"
+                )
             }
-        };
-        a.check_published("A of a grouped product")?;
-        pair::check_basis(a.basis(), b.basis())?;
-        let (major, minor) = handle.device().compute_capability;
-        let reason = match grouped_pair(a.scheme(), b.scheme()) {
-            Ok(_) if self.a_product_a_slot => "it is asked for".to_string(),
+            Self::Slots(reason) => {
+                let slots::Explained { how, plan } = slots::explain(desc, of_slot);
+                format!(
+                    "{desc}\n  one product a slot, {} of them {how}, each of all rows of a slot: the launches of a planned product are fixed, so that counts are not read, and empty groups take as long\n  because {reason}; {why_not_the_librarys}\n{plan}",
+                    desc.groups
+                )
+            }
+        }
+    }
+}
+
+impl GroupedGemmDesc {
+    /// Which way the products go on this GPU.
+    ///
+    /// # Errors
+    /// Those of [`GroupedGemmDesc::check`], and [`Error::Pair`] and [`Error::Unsupported`] for what no way takes.
+    pub(super) fn way(&self, device: &DeviceInfo) -> Result<Way> {
+        self.check()?;
+        match self.a {
+            Operand::Plain(a) => {
+                let weights = few::served(device, a, self.b, self.b_order)?;
+                self.few_rows(weights, a)
+            }
+            Operand::Quantized(a) => self.way_of_quantized(device, a),
+        }
+    }
+
+    fn way_of_quantized(&self, device: &DeviceInfo, a: Scheme) -> Result<Way> {
+        let &Self { b, config, .. } = self;
+        let (major, minor) = device.compute_capability;
+        let reason = match grouped_pair(a, b) {
+            Ok(_) if self.product_a_slot => "it is asked for".to_string(),
             Ok(pair) if (major, minor) == HOPPER => {
-                self.config.map_or(Ok(()), |config| pair.check_groups(Sm90Along::Rows, config))?;
-                self.check()?;
-                return Ok(Way::Launch(a, pair));
+                config.map_or(Ok(()), |config| pair.check_groups(Sm90Along::Rows, config))?;
+                return Ok(Way::Launch(pair, self.chosen(pair, device.sm_count as usize)));
             }
             Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
             Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
         };
         // A pair that nobody multiplies has a reason of its own.
-        let device = handle.device().to_string();
-        pair::check_pair(a.scheme(), b.scheme(), &device)?;
-        if self.config.is_some() {
+        pair::check_pair(a, b, &device.to_string())?;
+        if config.is_some() {
             return Err(Error::unsupported(
-                format!("a configuration of sm90 for groups of {} x {}", a.scheme(), b.scheme()),
+                format!("a configuration of sm90 for groups of {a} x {b}"),
                 reason,
                 "leave it out",
             ));
         }
         let in_slots = slots::why_not(self, a);
-        if let Some((weights, dtype)) = few::served_quantized(handle, a.scheme(), b, self.d.dtype())
-            && !self.a_product_a_slot
+        if let Some((weights, dtype)) = few::served_quantized(device, a, (b, self.b_order), self.out, self.k)
+            && !self.product_a_slot
             && (in_slots.is_some() || self.usual_rows() <= MOST_DECODED_ROWS)
         {
-            self.check()?;
-            return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?, dtype));
+            return self.few_rows(weights, dtype);
         }
         match in_slots {
-            None => {
-                self.check()?;
-                Ok(Way::Slots(a, reason))
-            }
-            Some(why) if self.a_product_a_slot => Err(Error::unsupported(
-                format!("one product a slot of {} x {}", a.scheme(), b.scheme()),
+            None => Ok(Way::Slots(reason)),
+            Some(why) if self.product_a_slot => Err(Error::unsupported(
+                format!("one product a slot of {a} x {b}"),
                 why,
                 "leave product_a_slot out where one launch takes them",
             )),
             Some(why) => Err(Error::Pair {
-                a: Operand::Quantized(a.scheme()),
-                b: b.scheme(),
-                device,
+                a: Operand::Quantized(a),
+                b,
+                device: device.to_string(),
                 reason: format!("{reason}; {why}"),
                 remedy: "multiply the groups one by one with Handle::scaled_gemm, of a pair that Handle::supports offers on this GPU".to_string(),
             }),
         }
     }
 
-    /// Refuses beside the wish for one product a slot what belongs to one launch.
-    fn check_product_a_slot(&self) -> Result<()> {
-        if !self.a_product_a_slot {
-            return Ok(());
-        }
-        if let GroupedA::Plain(_) = self.a {
-            return Err(Error::unsupported(
-                "one product a slot of a plain A",
-                "groups of plain rows are multiplied in one launch, and that alone",
-                "multiply them one by one with Handle::scaled_gemm, or leave product_a_slot out",
-            ));
-        }
-        if let Some(config) = self.config {
-            return Err(Error::unsupported(
-                format!("the configuration {config} with one product a slot"),
-                "it is that of one launch, and products of slots are planned",
-                "leave one of the two out",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Refuses scales of groups of an operand that has none for a whole matrix.
-    fn check_scales(&self) -> Result<()> {
-        let operands = [self.a.operand(), self.b.scheme().into()];
-        let has_one = |operand: Operand| second_level(operand) == ScaleUse::One;
-        if self.scales.iter().zip(operands).all(|(scales, operand)| scales.is_none() || has_one(operand)) {
-            return Ok(());
-        }
-        Err(Error::unsupported(
-            format!("a scale for each group of {} x {}", self.a.operand(), self.b.scheme()),
-            "it takes the place of the one that a whole matrix has: of fp8-tensor operands and of nvfp4",
-            "leave it out: each row of fp8-row and nvfp4-row operands has the scale of its group",
-        ))
-    }
-
-    /// Refuses operands that do not fit together.
-    fn check(&self) -> Result<()> {
-        let Self { a, b, groups, rows, d, bias, .. } = self;
-        let (of_a, of_d) = ([a.rows(), a.cols()], [d.rows(), d.cols()]);
-        self.check_scales()?;
-        check_members(self.tensors, *groups, rows)?;
-        let groups = Some((*groups, rows));
-        Fit { a: of_a, b, d: of_d, groups, matrices: 1, bias: bias.as_ref() }.check()?;
-        check_numbers(d, "store one of them")
-    }
-
-    /// Rows of a group.
-    fn usual_rows(&self) -> usize {
-        let expected = self.expected_rows.unwrap_or_else(|| self.rows.expected(self.groups, self.a.rows()));
-        expected.clamp(1, self.a.rows().max(1))
+    fn few_rows(&self, weights: SmallMWeights, dtype: DType) -> Result<Way> {
+        weights.check_shape([self.rows, self.n, self.k], self.groups.saturating_mul(self.n))?;
+        Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), self.k)?, dtype))
     }
 
     /// The configuration asked for, or the one that should be fastest.
-    pub(super) fn chosen(&self, pair: Sm90Pair, sm_count: usize) -> Sm90Config {
-        let mnk = [self.usual_rows(), self.d.cols(), self.a.cols()];
+    fn chosen(&self, pair: Sm90Pair, sm_count: usize) -> Sm90Config {
+        let mnk = [self.usual_rows(), self.n, self.k];
         let has_kernels = |config: &Sm90Config| pair.has_groups(Sm90Along::Rows, *config);
         self.config.unwrap_or_else(|| sm90_rules::first_of_groups(self.groups, mnk, sm_count, has_kernels))
     }
 }
 
-impl GroupedGemmArgs<'_> {
-    /// Which way the products go, what it costs in memory, and why; of products of slots also on how many streams. Those it plans, which may reserve the scratch memory of one
-    /// ([`Handle::plan`]): not for graph capture.
-    ///
-    /// # Errors
-    /// As [`Handle::grouped_gemm`].
-    pub fn explain(&mut self, handle: &Handle) -> Result<String> {
-        let (groups, n, k) = (self.groups, self.d.cols(), self.a.cols());
-        let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.operand(), self.b.scheme());
-        let why_not_the_librarys = why_not_grouped(handle.lt_version(), handle.device().compute_capability);
-        match self.way(handle)? {
-            Way::Launch(_, pair) => Ok(format!(
-                "{what}\n  one launch of {}, on the handle's stream, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair; {why_not_the_librarys}",
-                self.chosen(pair, handle.device().sm_count as usize)
-            )),
-            Way::FewRows(_, config, dtype) => {
-                let (before, because) = match few::RowsOfA::of(&self.a, dtype) {
-                    few::RowsOfA::Plain(_) => ("no scratch memory".to_string(), "A is plain: weights are decoded"),
-                    rows => (
-                        format!(
-                            "behind a launch that dequantizes all of A to {dtype}, {} bytes of scratch memory",
-                            rows.scratch_bytes()
-                        ),
-                        "both sides have block scales, which this GPU's tensor cores do not read: weights are decoded",
-                    ),
-                };
-                Ok(format!(
-                    "{what}\n  one launch of small-m, {config}, on the handle's stream, by groups that the device knows; {before}; matrices of groups without rows are not read\n  because {because}; {why_not_the_librarys}"
-                ))
-            }
-            Way::Slots(a, reason) => {
-                let slots::Explained { how, plan } = slots::explain(handle, self, a)?;
-                Ok(format!(
-                    "{what}\n  one product a slot, {groups} of them {how}, each of all rows of a slot: the launches of a planned product are fixed, so that counts are not read, and empty groups take as long\n  because {reason}; {why_not_the_librarys}\n{plan}"
-                ))
-            }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{CodeOrder, Fp8Format};
+    use crate::gpu::kernels::SmallMGroupsConfig;
+
+    const F: Fp8Format = Fp8Format::E4M3;
+    const VEC: Scheme = Scheme::Fp8Group1x128(F);
+    const BLK: Scheme = Scheme::Fp8Group128x128(F);
+    const BF16: Operand = Operand::Plain(DType::Bf16);
+
+    fn gpu(compute_capability: (u32, u32)) -> DeviceInfo {
+        DeviceInfo {
+            ordinal: 0,
+            name: "a GPU".to_string(),
+            compute_capability,
+            sm_count: 132,
+            l2_bytes: 50 << 20,
+            memory_bytes: 80 << 30,
+            driver: 13000,
         }
+    }
+
+    fn slots(slot_rows: usize, a: impl Into<Operand>, b: Scheme) -> GroupedGemmDesc {
+        GroupedGemmDesc::slots(8, slot_rows, 4096, 7168, a, b, DType::Bf16)
+    }
+
+    fn contiguous(a: impl Into<Operand>, b: Scheme) -> GroupedGemmDesc {
+        GroupedGemmDesc::contiguous(8, 1024, 4096, 7168, a, b, DType::Bf16)
+    }
+
+    /// Shapes and types alone decide, of slots of block scales also how many rows a group usually has.
+    #[test]
+    fn the_problem_decides_the_way() {
+        let hopper = gpu((9, 0));
+        let way = |desc: GroupedGemmDesc| desc.way(&hopper).unwrap();
+        let is_one_launch = |desc: GroupedGemmDesc| match way(desc) {
+            Way::Launch(pair, config) => pair.has_groups(Sm90Along::Rows, config),
+            Way::FewRows(..) | Way::Slots(_) => false,
+        };
+        for (a, b) in [(VEC, BLK), (VEC, VEC), (Scheme::Fp8Row(F), Scheme::Fp8Row(F))] {
+            assert!(is_one_launch(contiguous(a, b)) && is_one_launch(slots(4, a, b)), "{a} x {b}");
+        }
+        let asked = slots(128, VEC, BLK).with_config(Sm90Config::Tile64x128);
+        assert!(matches!(way(asked), Way::Launch(_, Sm90Config::Tile64x128)));
+        let few = |desc: GroupedGemmDesc| match way(desc) {
+            Way::FewRows(weights, config, dtype) => Some((weights, config, dtype)),
+            Way::Launch(..) | Way::Slots(_) => None,
+        };
+        let of = |weights: SmallMWeights, rows, dtype| {
+            Some((weights, SmallMGroupsConfig::of(weights.operands(), rows, 7168).unwrap(), dtype))
+        };
+        let nvfp4 = Scheme::Nvfp4;
+        assert_eq!(few(contiguous(BF16, nvfp4)), of(SmallMWeights::Nvfp4, 128, DType::Bf16));
+        assert_eq!(few(slots(4, BF16, nvfp4)), of(SmallMWeights::Nvfp4, 4, DType::Bf16));
+        let repacked = slots(4, BF16, nvfp4).with_b_order(CodeOrder::Repacked).with_expected_rows(1);
+        assert_eq!(few(repacked), of(SmallMWeights::Nvfp4Repacked, 1, DType::Bf16));
+        let mxfp8 = Scheme::Mxfp8(F);
+        assert_eq!(few(slots(128, mxfp8, mxfp8)), of(SmallMWeights::Mxfp8, 128, DType::Bf16));
+        assert_eq!(few(contiguous(mxfp8, mxfp8).with_expected_rows(1024)), of(SmallMWeights::Mxfp8, 1024, DType::Bf16));
+        let narrow = GroupedGemmDesc { out: DType::F16, ..contiguous(nvfp4, nvfp4) };
+        assert_eq!(few(narrow), of(SmallMWeights::Nvfp4, 128, DType::F16));
+
+        let words = |desc: GroupedGemmDesc, device: &DeviceInfo| match desc.way(device).unwrap() {
+            Way::Slots(reason) => reason,
+            other => panic!("{desc}: {other:?}"),
+        };
+        assert!(words(slots(256, mxfp8, mxfp8), &hopper).contains("ours for sm_90"));
+        assert!(words(slots(128, nvfp4, nvfp4).with_product_a_slot(true), &hopper).contains("ours for sm_90"));
+        let rows = Scheme::Fp8Row(F);
+        assert_eq!(words(slots(128, rows, rows).with_product_a_slot(true), &hopper), "it is asked for");
+        assert!(words(slots(128, rows, rows), &gpu((8, 9))).contains("for sm_90, and this GPU is sm_89"));
+    }
+
+    #[test]
+    fn what_no_way_takes_is_refused_before_there_are_operands() {
+        let nvfp4 = Scheme::Nvfp4;
+        let rows = Scheme::Fp8Row(F);
+        let shaped = |n, k| GroupedGemmDesc::contiguous(8, 1024, n, k, VEC, BLK, DType::Bf16);
+        let hopper: [(GroupedGemmDesc, &[&str]); 17] = [
+            (slots(128, BLK, VEC), &["fp8-128x128:e4m3 x fp8-1x128:e4m3", "lie by columns", "one by one"]),
+            (slots(132, Scheme::Mxfp8(F), Scheme::Mxfp8(Fp8Format::E5M2)), &["slots of 132 rows", "multiple of 128"]),
+            (contiguous(Scheme::Mxfp8(F), Scheme::Mxfp8(Fp8Format::E5M2)), &["the device alone knows", "slots"]),
+            (contiguous(nvfp4, nvfp4).with_product_a_slot(true), &["one product a slot of nvfp4 x nvfp4", "leave"]),
+            (slots(4, BF16, nvfp4).with_product_a_slot(true), &["one product a slot of a plain A"]),
+            (slots(4, BF16, nvfp4).with_config(Sm90Config::Tile128x128), &["configuration of sm90", "leave it out"]),
+            (slots(256, nvfp4, nvfp4).with_config(Sm90Config::Tile128x128), &["configuration of sm90 for groups of"]),
+            (
+                slots(128, rows, rows).with_config(Sm90Config::Tile128x128).with_product_a_slot(true),
+                &["with one product a slot", "leave one of the two out"],
+            ),
+            (contiguous(VEC, BLK).with_scales_of_groups([true, false]), &["a scale for each group", "fp8-tensor"]),
+            (slots(256, nvfp4, nvfp4).with_streams(9), &["9 streams", "1 to 8"]),
+            (slots(30, VEC, BLK), &["8 slots of 30", "multiple of 4"]),
+            (shaped(136, 256), &["D: 1024 x 136", "multiple of 128"]),
+            (shaped(128, 72), &["k = 72", "multiple of 16"]),
+            (GroupedGemmDesc { k: 80, ..contiguous(BF16, nvfp4) }, &["k = 80", "multiple of 32"]),
+            (GroupedGemmDesc { groups: 1 << 31, n: 0, ..contiguous(VEC, BLK) }, &["fewer than 2^31 groups"]),
+            (
+                GroupedGemmDesc { rows: usize::MAX, ..contiguous(BF16, nvfp4) },
+                &["rows = 18446744073709551615", "below"],
+            ),
+            (GroupedGemmDesc { out: DType::E4M3, ..contiguous(VEC, BLK) }, &["e4m3", "is not bf16, f16 or f32"]),
+        ];
+        let refused = |desc: GroupedGemmDesc, device: &DeviceInfo, words: &[&str]| {
+            let text = desc.way(device).map(|way| format!("{desc}: {way:?}")).unwrap_err().to_string();
+            words.iter().for_each(|word| assert!(text.contains(word), "{text:?} lacks {word:?}"));
+        };
+        hopper.into_iter().for_each(|(desc, words)| refused(desc, &gpu((9, 0)), words));
+        refused(contiguous(VEC, VEC), &gpu((8, 0)), &["this GPU is sm_80", "the device alone knows"]);
+        refused(slots(4, BF16, nvfp4), &gpu((8, 0)), &["bf16 x nvfp4", "are for sm_90, and this GPU is sm_80"]);
     }
 }

@@ -156,6 +156,29 @@ pub(super) struct SmallMWeightsProblem {
     stride_d: u64,
 }
 
+impl SmallMWeights {
+    /// Refuses products whose k or n no kernel takes, with a B of so many rows.
+    pub(crate) fn check_shape(self, [m, n, k]: [usize; 3], b_rows: usize) -> Result<()> {
+        let shape = || format!("m = {m}, n = {n}, k = {k}");
+        let multiple = match (self, self.operands()) {
+            (Self::Nvfp4Repacked, _) => 128,
+            (_, SmallMOperands::E2m1Weights) => E2M1_K_MULTIPLE,
+            _ => 16,
+        };
+        if k == 0 || !k.is_multiple_of(multiple) || !n.is_multiple_of(8) {
+            let rule = format!("k must be a multiple of {multiple} above 0, n a multiple of 8");
+            return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
+        }
+        // Numbers in the kernel have 32 bits.
+        let power = most_k_power(self.operands());
+        if b_rows > MOST_LENGTH || k > 1 << power {
+            let rule = format!("n must be at most 2^30, k at most 2^{power}");
+            return Err(Error::shape("A and B", shape(), rule, "split the product"));
+        }
+        Ok(())
+    }
+}
+
 impl<'a> SmallMWeightsCall<'a> {
     /// Every length and alignment against what the kernel touches.
     fn check(&self) -> Result<()> {
@@ -199,22 +222,7 @@ impl<'a> SmallMWeightsCall<'a> {
     /// The same without how it is cut, of a B of so many rows, and of so many groups.
     pub(super) fn check_memory(&self, b_rows: usize, groups: usize) -> Result<()> {
         let Self { m, n, k, a_stride, weights, .. } = *self;
-        let shape = || format!("m = {m}, n = {n}, k = {k}");
-        let multiple = match (weights, weights.operands()) {
-            (SmallMWeights::Nvfp4Repacked, _) => 128,
-            (_, SmallMOperands::E2m1Weights) => E2M1_K_MULTIPLE,
-            _ => 16,
-        };
-        if k == 0 || !k.is_multiple_of(multiple) || !n.is_multiple_of(8) {
-            let rule = format!("k must be a multiple of {multiple} above 0, n a multiple of 8");
-            return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
-        }
-        // Numbers in the kernel have 32 bits.
-        let power = most_k_power(weights.operands());
-        if b_rows > MOST_LENGTH || k > 1 << power {
-            let rule = format!("n must be at most 2^30, k at most 2^{power}");
-            return Err(Error::shape("A and B", shape(), rule, "split the product"));
-        }
+        weights.check_shape([m, n, k], b_rows)?;
         if !matches!(self.a_type, DType::Bf16 | DType::F16) {
             return Err(Error::dtype("A", self.a_type, "is not bf16 or f16", "convert it first"));
         }

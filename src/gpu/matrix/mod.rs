@@ -15,5 +15,5 @@ pub use grouped::{GroupedDeviceLayout, GroupedTensor};
 pub use grouped_matrix::GroupedMatrix;
 pub(crate) use plain::SharedMatrix;
 pub use plain::{MatMut, MatRef, VecRef};
-pub(crate) use quantized::QuantSpans;
 pub use quantized::{Parts, QuantMatrix};
+pub(crate) use quantized::{QuantSpans, rows_lie_together};

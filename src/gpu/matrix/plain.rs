@@ -268,29 +268,6 @@ impl<'a> VecRef<'a> {
     pub(crate) fn data(&self) -> &DeviceBytes<'a> {
         &self.data
     }
-
-    /// Refuses what is no bias of products with so many matrices of `n` rows: BF16, F16 or F32, a number for each row of B.
-    pub(crate) fn check_bias(&self, matrices: usize, n: usize) -> Result<()> {
-        if !self.dtype.is_wide() {
-            return Err(Error::dtype("bias", self.dtype, "is not bf16, f16 or f32", "convert it first"));
-        }
-        if Some(self.len) != matrices.checked_mul(n) {
-            let all = if matrices == 1 { n.to_string() } else { format!("{matrices} * {n}") };
-            return Err(Error::shape(
-                "bias",
-                format!("{} numbers", self.len),
-                format!("must have {all}, one for each row of B"),
-                "pass as many: of groups those of all, one behind the other",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Some of its elements.
-    pub(crate) fn part(&self, range: Range<usize>) -> Result<VecRef<'_>> {
-        let (size, len) = (self.dtype.bytes(), range.len());
-        VecRef::new(self.data.part(range.start * size..range.end * size)?, self.dtype, len)
-    }
 }
 
 #[cfg(test)]

@@ -68,6 +68,11 @@ impl<'s> QuantSpans<'s> {
     }
 }
 
+/// Whether the scales of rows lie together, so that [`QuantMatrix::rows_part`] has some of them.
+pub(crate) fn rows_lie_together(scheme: Scheme) -> bool {
+    scheme.spec().scale_layout != ScaleLayout::Vec128
+}
+
 /// Bytes of codes, scales and block scales of some rows, the first of which is at a multiple of 128, of a matrix with so many bytes of scales.
 fn places_of_rows(scheme: Scheme, cols: usize, rows: Range<usize>, scale_bytes: usize) -> [Range<usize>; 3] {
     let [before, own] = [rows.start, rows.len()].map(|rows| part_bytes(scheme, rows, cols));
@@ -312,8 +317,7 @@ impl QuantMatrix {
     /// rows do not lie together.
     pub(crate) fn rows_part(&self, rows: Range<usize>) -> Option<Result<Self>> {
         let &Self { scheme, cols, .. } = self;
-        let spec = scheme.spec();
-        if spec.scale_layout == ScaleLayout::Vec128 || !rows.start.is_multiple_of(128) || rows.end > self.rows {
+        if !rows_lie_together(scheme) || !rows.start.is_multiple_of(128) || rows.end > self.rows {
             return None;
         }
         let [codes, scales, block_scales] = places_of_rows(scheme, cols, rows.clone(), self.scales.len());
