@@ -6,7 +6,8 @@ mod common;
 
 use common::*;
 use scaled_gemm::{
-    DType, DeviceBytesMut, Error, Fp8Format, KernelFamily, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    DType, DeviceBuffer, DeviceBytesMut, Error, Fp8Format, GroupedGemmArgs, GroupedGemmDesc, GroupedRows, Handle,
+    KernelFamily, MatMut, MatRef, Operand, QuantMatrix, QuantizeTo, Recipe, Result, Scheme,
 };
 
 #[test]
@@ -51,6 +52,7 @@ fn families_are_loaded_outside_of_captures() {
     });
     graph.expect("the capture was harmed");
     assert!(matches!(results[..], [Ok(()), Err(Error::Unsupported { .. })]), "{results:?}");
+    plans_of_groups_load_theirs(&handle);
     // Each that this GPU can run; the others say so.
     for family in KernelFamily::ALL {
         let loaded = handle.load_kernels(&[family]);
@@ -61,4 +63,58 @@ fn families_are_loaded_outside_of_captures() {
             assert!(text.contains("it runs on sm_"), "{family}: {text}");
         }
     }
+}
+
+/// One launch of each kind: what a capture refuses to load, a plan has loaded.
+fn plans_of_groups_load_theirs(handle: &Handle) {
+    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
+        println!("skipped: {} has no grouped product", handle.device());
+        return;
+    }
+    let (groups, room, n, k) = (2, 128, 128, 256);
+    let counts = handle.upload(&[5i64, -1]).unwrap();
+    let x = handle.alloc(groups * room * k * 2).unwrap();
+    let zeros = |scheme, rows| QuantMatrix::zeros(handle, scheme, rows, k).unwrap();
+    let (vectors, tiles) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
+    let quantized = zeros(vectors, groups * room);
+    let poison = vec![0xFFu8; groups * room * n * 2];
+    let mut d = handle.upload(&poison).unwrap();
+    let mut clamped = handle.alloc(4).unwrap();
+    for (scheme, counts_too, family) in [(tiles, false, "sm90"), (Scheme::Nvfp4, true, "grouped")] {
+        let (b, plain) = (zeros(scheme, groups * n), Operand::Plain(DType::Bf16));
+        let a = if counts_too { plain } else { vectors.into() };
+        let desc = GroupedGemmDesc::slots(groups, room, n, k, a, scheme, DType::Bf16).with_clamped(counts_too);
+        let operands = (&x, &quantized, &b);
+        let unplanned =
+            capture_owned(handle, || handle.grouped_gemm(args(&desc, operands, &counts, &mut d, &mut clamped)?));
+        let text = unplanned.map(drop).expect_err("loaded inside a capture").to_string();
+        assert!(text.contains(&format!("loading the {family} kernels")), "{text}");
+        let mut plan = handle.plan_grouped(&desc).unwrap();
+        let graph =
+            capture_owned(handle, || plan.execute(handle, args(&desc, operands, &counts, &mut d, &mut clamped)?))
+                .unwrap();
+        handle.write(&mut d.view_mut(), &poison).unwrap();
+        handle.launch(&graph).unwrap();
+        let (of_group, others) = poison.split_at(5 * n * 2);
+        let found = handle.read_bytes(&d.view()).unwrap();
+        assert!(found[..of_group.len()].iter().all(|byte| *byte == 0), "zeros times zeros, {scheme}");
+        assert!(found[of_group.len()..] == *others, "rows of no group, {scheme}");
+        assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [u32::from(counts_too)], "{scheme}");
+    }
+}
+
+fn args<'a>(
+    desc: &GroupedGemmDesc,
+    (x, quantized, b): (&'a DeviceBuffer, &'a QuantMatrix, &'a QuantMatrix),
+    counts: &'a DeviceBuffer,
+    d: &'a mut DeviceBuffer,
+    clamped: &'a mut DeviceBuffer,
+) -> Result<GroupedGemmArgs<'a>> {
+    let rows = GroupedRows::Masked { slot_rows: desc.slot_rows.unwrap_or(0), counts: counts.view() };
+    let d = MatMut::new(d, desc.out, desc.rows, desc.n)?;
+    let args = match desc.a.scheme() {
+        Some(_) => GroupedGemmArgs::new(quantized, b, desc.groups, rows, d),
+        None => GroupedGemmArgs::weight_only(MatRef::new(x, DType::Bf16, desc.rows, desc.k)?, b, desc.groups, rows, d),
+    };
+    Ok(if desc.clamped { args.clamped(clamped.view_mut()) } else { args })
 }

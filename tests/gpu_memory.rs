@@ -9,10 +9,10 @@ use scaled_gemm::cudarc::driver::sys;
 use scaled_gemm::{
     Activation, ActivationGradient, AmaxHistory, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource,
     CodeFormat, DType, DelayedScaling, DeviceBytes, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale,
-    GroupedDeviceLayout, GroupedGemmArgs, GroupedLayout, GroupedRecipe, GroupedRows, GroupedScheme, GroupedSource,
-    GroupedTensor, GroupedTo, GroupedWeightGradient, Handle, KeptInput, KernelFamily, Linear, LinearGradientsInto,
-    LinearRecipe, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantMatrix, QuantizeTo, Recipe, RescaleArgs,
-    RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
+    GroupedDeviceLayout, GroupedGemmArgs, GroupedGemmDesc, GroupedLayout, GroupedRecipe, GroupedRows, GroupedScheme,
+    GroupedSource, GroupedTensor, GroupedTo, GroupedWeightGradient, Handle, KeptInput, KernelFamily, Linear,
+    LinearGradientsInto, LinearRecipe, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantMatrix, QuantizeTo, Recipe,
+    RescaleArgs, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 /// The driver's pool of stream-ordered memory, from which cudarc allocates: bytes in use now, and the most so far.
@@ -393,6 +393,29 @@ fn experts(handle: &Handle, pool: Option<&Pool>) {
             let d = MatMut::new(&mut d, dtype, rows, n).unwrap();
             handle.grouped_gemm(GroupedGemmArgs::weight_only(x, &b, groups, places(slot), d)).unwrap();
         });
+    }
+    // The first call of a plan takes what that reserved.
+    for (scheme, in_slots) in [(Scheme::Mxfp8(e4m3), false), (Scheme::Nvfp4, true), (row, true)] {
+        if scheme == row && !hopper {
+            continue;
+        }
+        let (a, b) = (zeros(scheme, rows, k), zeros(scheme, groups * n, k));
+        let desc = GroupedGemmDesc::slots(groups, slot, n, k, scheme, scheme, dtype).with_clamped(true);
+        let asked = if in_slots { desc.with_product_a_slot(true).with_streams(groups) } else { desc };
+        let fresh = Handle::new(0).unwrap();
+        let mut plan = fresh.plan_grouped(&asked.with_expected_rows(64)).unwrap();
+        fresh.synchronize().unwrap();
+        let words = plan.explain().to_string();
+        let held = fresh.scratch_bytes();
+        if let Some(pool) = pool {
+            pool.reset();
+        }
+        let before = pool.map(Pool::used);
+        let to = MatMut::new(&mut d, dtype, rows, n).unwrap();
+        plan.execute(&fresh, GroupedGemmArgs::new(&a, &b, groups, places(slot), to).clamped(clamped.view_mut()))
+            .unwrap();
+        fresh.synchronize().unwrap();
+        assert_eq!((pool.map(Pool::used), fresh.scratch_bytes()), (before, held), "the first call of a plan\n{words}");
     }
     let mut dw = handle.alloc(groups * n * k * 4).unwrap();
     let dy = handle.alloc(rows * n * 2).unwrap();
