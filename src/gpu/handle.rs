@@ -235,7 +235,7 @@ impl Handle {
     }
 
     /// Frees the scratch memory, in stream order; waits for nothing. A plan that needs some asks for it again in
-    /// [`GemmPlan::prepare`](crate::gpu::GemmPlan::prepare), and refuses to be executed before. A captured graph keeps what it
+    /// [`GemmPlan::prepare`](crate::gpu::GemmPlan::prepare), and refuses to be executed before; of groups [plan](Handle::plan_grouped) again. A captured graph keeps what it
     /// uses as long as it lives.
     ///
     /// # Errors
@@ -439,7 +439,7 @@ impl Handle {
     /// Captures the work that `enqueue` puts on this handle into a graph, which owns what the work uses. Waits for the stream
     /// first.
     ///
-    /// Inside, only calls that allocate nothing and wait for nothing are taken: `GemmPlan::execute` after `GemmPlan::prepare`,
+    /// Inside, only calls that allocate nothing and wait for nothing are taken: `GemmPlan::execute` after `GemmPlan::prepare`, `GroupedGemmPlan::execute`,
     /// `Handle::scaled_gemm` of problems that it has planned, and the `*_into` calls. The memory they use is this crate's: a
     /// [`QuantMatrix`](crate::gpu::QuantMatrix), or a [`DeviceBuffer`] behind `MatRef` and `MatMut`. For cudarc slices see
     /// [`Handle::capture_borrowing`].

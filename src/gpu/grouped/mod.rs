@@ -1,7 +1,7 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie (`rows`): of FP8 operands those of `sm90`, of plain rows those that decode weights
-//! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). `way` chooses. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `levels`: rows as NVFP4 by a given second level of each group. `fit`: what operands must have in
+//! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). `way` chooses, by shapes and types (`desc`); `plan`: all made ready before the first call. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `levels`: rows as NVFP4 by a given second level of each group. `fit`: what operands must have in
 //! common. `clamped`: how many groups were not taken as their numbers say, and `apart`: in memory that nobody else reads or writes. `operand`: matrices, and grouped tensors as such.
 
 mod apart;
@@ -51,6 +51,7 @@ impl Handle {
     /// [`GroupedGemmArgs::clamped`] is given) one launch allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
     /// counts at each launch. The first call with an A that is dequantized may allocate scratch memory
     /// and load its scheme's family, and products of slots are planned at theirs, as those of [`Handle::scaled_gemm`] are, and their streams made: call it once before a capture, with the same operands' shapes, and as many groups and [streams](GroupedGemmArgs::streams). Then these allocate nothing and wait for nothing, too.
+    /// A plan has all of that made by shapes and types alone, before the first call ([`Handle::plan_grouped`]).
     ///
     /// ```no_run
     /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, Recipe, Result, Scheme};
