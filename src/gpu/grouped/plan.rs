@@ -82,11 +82,12 @@ impl GroupedGemmPlan {
 
 /// Refuses another problem.
 fn check_as_planned(planned: &GroupedGemmDesc, posed: &GroupedGemmDesc) -> Result<()> {
-    match planned.difference(&posed.with_choices_of(planned)) {
-        None => Ok(()),
-        Some(difference) => Err(Error::shape(
+    let posed = posed.with_choices_of(planned);
+    match posed == *planned {
+        true => Ok(()),
+        false => Err(Error::shape(
             "operands of groups",
-            difference,
+            planned.difference(&posed).unwrap_or_default(),
             "must be as in GroupedGemmPlan::desc",
             "make a plan for this problem, or call Handle::grouped_gemm",
         )),
