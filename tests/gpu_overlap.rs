@@ -386,8 +386,7 @@ fn results_of_grouped_products_lie_apart_from_scales_of_groups() {
     let [rows, of_b] = [groups * slot, groups * n];
     let counts = handle.upload(&[slot as i64; 2]).unwrap();
     let places = || GroupedRows::Masked { slot_rows: slot, counts: counts.view() };
-    let names = ["A", "codes of B", "scales of B", "block scales of B", "scales of groups", "D"];
-    refusals(&handle, &names, 1, |at| {
+    refusals(&handle, &["A", "B", "B", "B", "scales of groups", "D"], 1, |at| {
         let (x, b) = (at(0, rows * k * 2), quant_matrix(at, &[1, 2, 3], Scheme::Nvfp4, [of_b, k]));
         let (levels, mut d) = (at(4, groups * 4), at(5, rows * n * 2));
         let (x, d) = (MatRef::new(&x, DType::Bf16, rows, k)?, MatMut::new(&mut d, DType::Bf16, rows, n)?);

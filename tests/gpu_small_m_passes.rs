@@ -12,8 +12,8 @@ use common::*;
 use ndarray::{Array2, s};
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
-    Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut, MatRef, Operand,
-    PlanOptions, QuantMatrix, Scheme, SmallMConfig, SmallMOperands, TuneRecord, VecRef,
+    Accumulation, CodeOrder, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut,
+    MatRef, Operand, PlanOptions, QuantMatrix, Scheme, SmallMConfig, SmallMOperands, TuneRecord, VecRef,
 };
 use small_m_weights::*;
 
@@ -79,6 +79,78 @@ fn rows_of_later_passes_are_what_they_are_alone() {
             }
         }
     }
+}
+
+/// Tiles of more than 16 rows, which on sm_90 are multiplied by warpgroup products, have the bits of those of 16, which are not: of numbers of any size, of infinities and of what is no number.
+#[test]
+fn rows_have_the_bits_of_tiles_of_few_rows() {
+    let Some(handle) = decoding() else { return };
+    let on_hopper = handle.device().compute_capability == (9, 0);
+    let mut rng = Noise::new(823);
+    let weights = [Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp4, Scheme::Mxfp8(F)].into_iter().chain(FP8);
+    let mut by_warpgroups = 0;
+    for (i, b) in weights.enumerate() {
+        let e2m1 = !FP8.contains(&b) && b != Scheme::Mxfp8(F);
+        let operands = if e2m1 { SmallMOperands::E2m1Weights } else { SmallMOperands::E4m3Weights };
+        let dtypes = if matches!(b, Scheme::Mxfp4 | Scheme::Mxfp8(_)) {
+            vec![DType::Bf16]
+        } else {
+            vec![DType::Bf16, DType::F16]
+        };
+        let orders: &[_] =
+            if b.is_nvfp4() { &[CodeOrder::Published, CodeOrder::Repacked] } else { &[CodeOrder::Published] };
+        // Of E4M3 weights up to 32 rows are so of a wide B alone.
+        let shapes = if e2m1 {
+            [(17, 136, 1152), (32, 1160, 384), (33, 136, 1152), (64, 1160, 1408)]
+        } else {
+            [(17, 10248, 384), (32, 10368, 160), (33, 136, 1168), (64, 1160, 1424)]
+        };
+        for ((m, n, k), dtype) in shapes.into_iter().flat_map(|shape| dtypes.iter().map(move |dtype| (shape, *dtype))) {
+            let mut x = blocked(&mut rng, m, k);
+            // Rows as small and as large as BF16 and F16 hold, zeros, and single columns beyond.
+            for (r, mut row) in x.rows_mut().into_iter().enumerate() {
+                match r % 8 {
+                    1 => row.mapv_inplace(|v| v * 2f32.powi(if dtype == DType::F16 { -18 } else { -118 })),
+                    2 => row.mapv_inplace(|v| v * 2f32.powi(if dtype == DType::F16 { 9 } else { 100 })),
+                    3 => row.fill(0.0),
+                    4 => row[r % k] = f32::INFINITY,
+                    5 => row[(r * 37) % k] = f32::NAN,
+                    6 => row.iter_mut().enumerate().for_each(|(j, v)| *v *= 2f32.powi((j % 29) as i32 - 14)),
+                    _ => {}
+                }
+            }
+            let w = quantized(&blocked(&mut rng, n, k), b);
+            let case = Case::new(DType::F32);
+            let extras = Extras::new(&handle, &mut rng, m, n, &[0]);
+            for order in orders {
+                let rows = |from: usize, to: usize, config: SmallMConfig| {
+                    let x = x.slice(s![from..to, ..]).to_owned();
+                    let mut ops = PlainOperands::of(&handle, &x, dtype, 8 * (i % 2), w.clone());
+                    ops.b.repack(&handle, *order).unwrap();
+                    let mut plan = planned(&handle, &case.desc(&ops), config);
+                    let values = execute(&handle, &mut plan, &ops, &extras, &case).values(&ops, &case);
+                    (
+                        values.iter().map(|v| v.to_bits()).collect::<Vec<_>>(),
+                        plan.explain().contains("by warpgroup products"),
+                    )
+                };
+                for config in all_of(operands, m) {
+                    let (all, warpgroups) = rows(0, m, config);
+                    assert_eq!(warpgroups, on_hopper, "{b}, {m} x {n} x {k}, {config}");
+                    by_warpgroups += usize::from(warpgroups);
+                    for from in (0..m).step_by(16) {
+                        let to = m.min(from + 16);
+                        let (few, warpgroups) = rows(from, to, config);
+                        assert!(
+                            !warpgroups && few == all[from * n..to * n],
+                            "{dtype} x {b}, {order}, {m} x {n} x {k}, {config}: rows {from} to {to}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+    println!("{by_warpgroups} products by warpgroup products");
 }
 
 /// One product of these rows, what it adds to and its plan.

@@ -12,12 +12,12 @@
 #include "gemm/wgmma_16bit.cuh"
 
 // TOKENS: columns of a product, at least m. RING: steps of codes on their way. RING_A: stages of A.
-template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_, u32 RING_A_, u32 EACH_> struct SmallMWgmmaConfig {
+template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_, u32 RING_A_> struct SmallMWgmmaConfig {
     using Number = Number_;
     static constexpr Weights WEIGHTS = WEIGHTS_;
     using Tile = SmallMTileConfig<Number_, WEIGHTS_, TOKENS_, 3>;
     static constexpr bool REPACKED = Tile::REPACKED, NVFP4 = Tile::NVFP4, E2M1 = Tile::E2M1, BLOCK_SCALES = Tile::BLOCK_SCALES, GROUP_SCALES = Tile::GROUP_SCALES;
-    static constexpr u32 TOKENS = TOKENS_, RING = RING_, RING_A = RING_A_, EACH = EACH_, ROWS = 128, THREADS = 256, WARPS = THREADS / 32;
+    static constexpr u32 TOKENS = TOKENS_, RING = RING_, RING_A = RING_A_, ROWS = 128, THREADS = 256, WARPS = THREADS / 32;
     // Units of 16 bytes that a lane decodes in a step: of each of two rows one, or two.
     static constexpr u32 OF_ROW = E2M1 ? 1 : 2, UNITS = 2 * OF_ROW;
     // A step of a warp: units of lanes, unit by unit, and eight bytes of scales of each.
@@ -68,7 +68,7 @@ template <class C> struct SmallMWgmma {
     u32 chunk, pick;       // its columns of 128, and their scales of a row's
     u32 column;            // the first that it copies
     const u8* codes;       // of its first row, and bytes from there to the other
-    u32 further;
+    u32 further, apart;    // (rows)
     const char* scales;    // of both
     const char* arranged;  // A
 
@@ -95,7 +95,7 @@ template <class C> struct SmallMWgmma {
             } else if constexpr (C::WEIGHTS == Weights::FP8_1X128) {
                 const char* of = once(scales + (u64)step * p.scale_pitch * 4);
                 copy_4(scales_to, of, true);
-                copy_4(scales_to + 4, of + 128, true);
+                copy_4(scales_to + 4, of + apart * 4, true);
             } else if constexpr (C::WEIGHTS == Weights::FP8_128X128) {
                 copy_4(scales_to, scales + (u64)step * 4, true);
             }
@@ -139,12 +139,13 @@ template <class C> struct SmallMWgmma {
             const u32 stage = base + a_slot * C::STAGE_A;
             float of_step[C::GROUP_SCALES ? SUMS : 1];
             uint4 weights[2];
-            u32 shared[2], pairs[2][C::EACH][2][4];
+            u32 shared[2], pairs[2][2][2][4];
+            // Two w at a time: four products, whose first operands are decoded before they begin. With fewer at once the compiler let each product wait for the one before.
 #pragma unroll
-            for (u32 n = 0; n < 4 / C::EACH; n++) {
+            for (u32 n = 0; n < 2; n++) {
 #pragma unroll
-                for (u32 e = 0; e < C::EACH; e++) {
-                    const u32 w = C::EACH * n + e;
+                for (u32 e = 0; e < 2; e++) {
+                    const u32 w = 2 * n + e;
                     if (w % (4 / C::OF_ROW) == 0)
 #pragma unroll
                         for (u32 j = 0; j < 2; j++) weights[j] = shared_vector(((from + decoded) ^ w / 2 * 16 % (C::OF_ROW * 16)) + j * (C::UNITS * 256));
@@ -153,23 +154,23 @@ template <class C> struct SmallMWgmma {
                     numbers(weights[1], w, by[1], shared[1], lower);
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
-                        pairs[n % 2][e][i / 2][i % 2 * 2] = upper[i];
-                        pairs[n % 2][e][i / 2][i % 2 * 2 + 1] = lower[i];
+                        pairs[n][e][i / 2][i % 2 * 2] = upper[i];
+                        pairs[n][e][i / 2][i % 2 * 2 + 1] = lower[i];
                     }
                 }
                 wgmma_fence();
 #pragma unroll
-                for (u32 i = 0; i < 2 * C::EACH; i++) {
-                    const u32 product = 2 * C::EACH * n + i, b = wgmma_operand(stage + product / 4 * (C::TOKENS * 128)) + product % 4 * 2;
-                    if constexpr (C::GROUP_SCALES) wgmma_16bit(Number(), of_step, pairs[n % 2][i / 2][i % 2], b, product > 0);
-                    else wgmma_16bit(Number(), sum, pairs[n % 2][i / 2][i % 2], b, 1);
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 b = wgmma_operand(stage + n * (C::TOKENS * 128)) + i * 2;
+                    if constexpr (C::GROUP_SCALES) wgmma_16bit(Number(), of_step, pairs[n][i / 2][i % 2], b, n > 0 || i > 0);
+                    else wgmma_16bit(Number(), sum, pairs[n][i / 2][i % 2], b, 1);
                 }
                 wgmma_commit();
                 // The registers of those before are free, and with the first so is the stage before.
                 wgmma_wait<1>();
                 if (n == 0) refill(step, a_slot);
                 // All that the lane read of its own it has in registers, and has used some of each.
-                if (!C::GROUP_SCALES && n == (C::E2M1 ? 0 : 2 / C::EACH)) load(step + C::RING, slot);
+                if (!C::GROUP_SCALES && n == (C::E2M1 ? 0 : 1)) load(step + C::RING, slot);
             }
             if constexpr (C::GROUP_SCALES) {
                 float2 of_group = shared_pair(from + C::SCALES + threadIdx.x % 32 * 8);
@@ -226,14 +227,16 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
                         lane % 4 * (C::E2M1 ? 32 : 16),
                         nullptr,
                         0,
+                        0,
                         nullptr,
                         (const char*)arranged};
     // In the place of rows beyond the last that one: their sums are not stored.
     const u32 row = min(row_of_d + 64 * half + m.lane_row, p.n - 1), other = min(row_of_d + 64 * half + 32 + m.lane_row, p.n - 1);
     m.codes = once(p.b + SmallMTile<typename C::Tile>::place_of_row(row, p.k) + lane % 4 * 16);
     m.further = (u32)(SmallMTile<typename C::Tile>::place_of_row(other, p.k) - SmallMTile<typename C::Tile>::place_of_row(row, p.k));
+    m.apart = other - row;
     keep(m.further);
-    const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)(row_of_d + 64 * half + m.lane_row) * 4
+    const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)row * 4
                        : C::WEIGHTS == Weights::FP8_128X128 ? (u64)(row_of_d / 128) * p.scale_pitch * 4
                                                             : (u64)(row_of_d / 128) * p.scale_pitch * 512 + m.lane_row * 16 + half * 8;
     m.scales = once((const char*)p.scales + scales);
@@ -300,8 +303,8 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
 }
 
 // A kernel of the tables in small_m_wgmma.cu.
-#define SMALL_M_WGMMA_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, RING_A, EACH, BLOCKS)                         \
+#define SMALL_M_WGMMA_KERNEL(scales, WEIGHTS, number, Number, tokens, RING, BLOCKS)                                              \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                                    \
-        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p, const uint4* arranged) {                   \
-        small_m_wgmma<SmallMWgmmaConfig<Number, Weights::WEIGHTS, tokens, RING, RING_A, EACH>>(p, arranged);                           \
+        gemm_small_m_##scales##_##number##_##tokens##_wgmma(SmallMWeightsProblem p, const uint4* arranged) {                     \
+        small_m_wgmma<SmallMWgmmaConfig<Number, Weights::WEIGHTS, tokens, RING, 4>>(p, arranged);                                \
     }

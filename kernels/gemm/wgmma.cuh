@@ -34,7 +34,6 @@ template <u32 R> __device__ __forceinline__ void hold(float (&d)[R]) {
 #define WGMMA_NAMES_4 "%0, %1, %2, %3"
 #define WGMMA_NAMES_8 WGMMA_NAMES_4 ", %4, %5, %6, %7"
 #define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define WGMMA_NAMES_24 WGMMA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define WGMMA_NAMES_32 WGMMA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define WGMMA_NAMES_48 WGMMA_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -47,7 +46,6 @@ template <u32 R> __device__ __forceinline__ void hold(float (&d)[R]) {
 #define WGMMA_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_SUMS_8(i) WGMMA_SUMS_4(i), WGMMA_SUMS_4(i + 4)
 #define WGMMA_SUMS_16(i) WGMMA_SUMS_8(i), WGMMA_SUMS_8(i + 8)
-#define WGMMA_SUMS_24(i) WGMMA_SUMS_16(i), WGMMA_SUMS_8(i + 16)
 #define WGMMA_SUMS_32(i) WGMMA_SUMS_16(i), WGMMA_SUMS_16(i + 16)
 #define WGMMA_SUMS_40(i) WGMMA_SUMS_32(i), WGMMA_SUMS_8(i + 32)
 #define WGMMA_SUMS_48(i) WGMMA_SUMS_32(i), WGMMA_SUMS_16(i + 32)

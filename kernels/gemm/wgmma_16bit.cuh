@@ -8,6 +8,9 @@
 struct Bf16;
 struct F16;
 
+#define WGMMA_NAMES_24 WGMMA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_SUMS_24(i) WGMMA_SUMS_16(i), WGMMA_SUMS_8(i + 16)
+
 #define WGMMA_16BIT(Number, type, N, SUMS, A0, A1, A2, A3, B, ADD)                                                                \
     __device__ __forceinline__ void wgmma_16bit(Number, float (&d)[SUMS], const u32* a, u32 b, u32 add) {                         \
         asm volatile("{.reg .pred add; .reg .b64 b; setp.ne.u32 add, %" #ADD ", 0; mov.b64 b, {%" #B ", 0x40000040};"            \
@@ -20,9 +23,6 @@ struct F16;
     WGMMA_16BIT(F16, "f16", __VA_ARGS__)
 
 // columns, accumulators, numbers of the operands a, b and `add`.
-WGMMA_16BIT_EACH(8, 4, 4, 5, 6, 7, 8, 9)
-WGMMA_16BIT_EACH(16, 8, 8, 9, 10, 11, 12, 13)
 WGMMA_16BIT_EACH(32, 16, 16, 17, 18, 19, 20, 21)
 WGMMA_16BIT_EACH(48, 24, 24, 25, 26, 27, 28, 29)
 WGMMA_16BIT_EACH(64, 32, 32, 33, 34, 35, 36, 37)
-WGMMA_16BIT_EACH(128, 64, 64, 65, 66, 67, 68, 69)

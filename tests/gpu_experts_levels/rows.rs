@@ -207,7 +207,7 @@ fn no_tile_is_of_two_groups() {
         assert!(said.contains("slots of 64") && said.contains("two groups"), "{said}");
         handle.clear_between_groups_at(64, &mut of, 4, &slots, None).unwrap();
         let said = handle.clear_between_groups_at(6, &mut of, 4, &slots, None).unwrap_err().to_string();
-        assert!(said.contains("multiple of 4 from 4 on"), "{said}");
+        assert!(said.contains("6 must be a multiple of 4, from 4"), "{said}");
     }
     handle.synchronize().unwrap();
 }

@@ -44,15 +44,15 @@ pub(crate) struct ScratchSpans<'s> {
     pub(crate) a: Span<'s>,
     pub(crate) b: Span<'s>,
     pub(crate) factors: Span<'s>,
-    pub(crate) parts_of_k: Span<'s>,
+    pub(crate) few_rows: Span<'s>,
 }
 
 impl<'s> ScratchSpans<'s> {
     /// With codes and scales of an A that the call quantizes.
     pub(crate) fn of(outline: &Outline, scratch: Span<'s>) -> (Self, [Span<'s>; 2]) {
-        let [sum, a, b, factors, codes, scales, parts_of_k] =
+        let [sum, a, b, factors, codes, scales, few_rows] =
             outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
-        (Self { sum, a, b, factors, parts_of_k }, [codes, scales])
+        (Self { sum, a, b, factors, few_rows }, [codes, scales])
     }
 }
 

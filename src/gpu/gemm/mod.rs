@@ -38,3 +38,4 @@ pub(crate) mod small_m_step;
 pub(crate) mod steps;
 mod sum;
 pub(crate) mod tune;
+pub(crate) mod wgmma_rules;

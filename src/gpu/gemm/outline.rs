@@ -192,7 +192,7 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         factors: if factors == FactorPlace::Device { 16 } else { 0 },
         codes: desc.quantize_a.map_or(0, |quantize| quantize.recipe.scheme().code_bytes(desc.m, desc.k)),
         scales: desc.quantize_a.map_or(0, |quantize| quantize.recipe.scheme().scale_len(desc.m, desc.k) * 4),
-        parts_of_k: 0,
+        few_rows: 0,
     };
     // Block modes promote every 128 columns anyway, and the library refuses fast accumulation with them (observed).
     let scalar_or_row = matches!(a_scales, ScaleLayout::Scalar | ScaleLayout::Outer);

@@ -14,15 +14,15 @@ pub(crate) struct Scratch {
     /// Codes and scales of an A that the call quantizes.
     pub(crate) codes: usize,
     pub(crate) scales: usize,
-    /// Sums over parts of k, of which the product's configurations tell ([`SmallMProduct`](crate::gpu::gemm::small_m_step::SmallMProduct)): none in an outline.
-    pub(crate) parts_of_k: usize,
+    /// What a product of few rows has beside: sums over parts of k, or A in the order of its products ([`SmallMProduct`](crate::gpu::gemm::small_m_step::SmallMProduct) tells). None in an outline.
+    pub(crate) few_rows: usize,
 }
 
 impl Scratch {
     /// Offset and length of each part.
     pub(crate) fn parts(&self) -> [(usize, usize); 7] {
         let mut at = 0usize;
-        [self.sum, self.a, self.b, self.factors, self.codes, self.scales, self.parts_of_k].map(|bytes| {
+        [self.sum, self.a, self.b, self.factors, self.codes, self.scales, self.few_rows].map(|bytes| {
             let start = if bytes == 0 { at } else { at.next_multiple_of(256) };
             at = start + bytes;
             (start, bytes)

@@ -19,10 +19,10 @@ fn step(block: SmallMBlock) -> Option<f64> {
     }
 }
 
-/// Clusters of `split` blocks that run at once: those of four and eight do not fill every part of the GPU (observed on an H200: 15 of 16 of what its
+/// Clusters of `split` blocks that run at once, where a multiprocessor holds so many blocks: those of four and eight do not fill every part of the GPU (observed on an H200: 15 of 16 of what its
 /// multiprocessors would hold).
-fn clusters_at_once(block: SmallMBlock, split: usize, m: usize, sm_count: usize) -> usize {
-    let all = sm_count * block.residents(m) / split;
+pub(crate) fn clusters_at_once(residents: usize, split: usize, sm_count: usize) -> usize {
+    let all = sm_count * residents / split;
     if split < 4 { all.max(1) } else { (all * 15 / 16).max(1) }
 }
 
@@ -33,7 +33,7 @@ fn cost(config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3], sm_count: usize
     let (block, split, [m, n, k]) = (config.block(), config.split() as usize, mnk);
     let Some(step) = step(block) else { return cost_of_e2m1(config, codes, mnk, sm_count) };
     let tokens = m.next_multiple_of(8) as f64;
-    let waves = block.tiles(n).div_ceil(clusters_at_once(block, split, m, sm_count)) as f64;
+    let waves = block.tiles(n).div_ceil(clusters_at_once(block.residents(m), split, sm_count)) as f64;
     let steps = k.div_ceil(128).div_ceil(split * block.parts()) as f64;
     let walk = waves * (steps * step * (1.0 + tokens / 356.0) + 519.0);
     let bytes = (block.tiles(n) * 64) as f64 * k as f64 * (1.0 + tokens / 64.0);
@@ -92,7 +92,7 @@ fn cost_of_e2m1(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3], s
         }
         _ => {}
     }
-    let (tiles, at_once) = (block.tiles(n), clusters_at_once(block, split, m, sm_count));
+    let (tiles, at_once) = (block.tiles(n), clusters_at_once(block.residents(m), split, sm_count));
     let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
     let on_sm = (tiles.min(at_once) * parts) as f64 / sms;
     let cost = match codes {
@@ -154,7 +154,7 @@ pub(crate) fn order(operands: SmallMOperands, codes: CodeOrder, mnk: [usize; 3],
     // Where each warp can read the rows of A for itself, that is faster than tiles in turns with a barrier.
     all.sort_by_key(|config| m <= SmallMBlock::Four.most_rows() && config.block() == SmallMBlock::Tile);
     let fp8 = operands == SmallMOperands::Fp8;
-    if fp8 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One, 1, m, sm_count) {
+    if fp8 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One.residents(m), 1, sm_count) {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
     }
     all
@@ -173,7 +173,8 @@ pub(crate) fn of_any_m(
 
 /// How often the clusters of the configuration fill the GPU.
 pub(crate) fn waves(config: SmallMConfig, [m, n, _]: [usize; 3], sm_count: usize) -> f32 {
-    config.block().tiles(n) as f32 / clusters_at_once(config.block(), config.split() as usize, m, sm_count) as f32
+    config.block().tiles(n) as f32
+        / clusters_at_once(config.block().residents(m), config.split() as usize, sm_count) as f32
 }
 
 /// Whether it is tried before all other ways; `stored`: one of cuBLASLt's ways does the whole epilogue, too.

@@ -9,13 +9,14 @@ use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::our_pairs::small_m_operands;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
-use crate::gpu::gemm::small_m_rules::{of_any_m, order, waves};
+use crate::gpu::gemm::small_m_rules::of_any_m;
 use crate::gpu::gemm::steps::Search;
 use crate::gpu::gemm::sum::{Sum, Target, ValueSource};
+use crate::gpu::gemm::wgmma_rules::{order_on, waves};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     Each, KernelFamily, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,
-    SmallMWeightsCall,
+    SmallMWeightsCall, arranged_bytes,
 };
 
 /// What of a GPU decides how few rows are multiplied.
@@ -24,12 +25,15 @@ pub(crate) struct SmallMGpu {
     pub(crate) sm_count: usize,
     /// Whether its blocks form clusters.
     pub(crate) clusters: bool,
+    /// Whether it has the warpgroup products of sm_90.
+    pub(crate) wgmma: bool,
 }
 
 impl SmallMGpu {
     pub(crate) fn of(handle: &Handle) -> Self {
         let device = handle.device();
-        Self { sm_count: device.sm_count as usize, clusters: device.compute_capability >= HOPPER }
+        let gpu = device.compute_capability;
+        Self { sm_count: device.sm_count as usize, clusters: gpu >= HOPPER, wgmma: gpu == HOPPER }
     }
 }
 
@@ -49,7 +53,7 @@ impl SmallMProduct {
         let operands = small_m_operands(desc).unwrap_or(SmallMOperands::Fp8);
         let mut configs = match desc.batch_invariant {
             true => of_any_m(operands, desc.b_order, [desc.n, desc.k], gpu.sm_count).into_iter().collect(),
-            false => order(operands, desc.b_order, [desc.m, desc.n, desc.k], gpu.sm_count),
+            false => order_on(operands, desc.b_order, [desc.m, desc.n, desc.k], gpu),
         };
         configs.retain(|config| gpu.clusters || !config.needs_clusters());
         configs.truncate(search.candidates.max(1));
@@ -83,10 +87,11 @@ impl SmallMProduct {
         }
     }
 
-    /// Scratch memory for sums over parts of k, for any of its configurations.
-    pub(crate) fn parts_bytes(&self) -> usize {
-        let [m, n, _] = self.mnk;
-        self.configs.iter().map(|config| config.parts_bytes(self.gpu.clusters, [m, n])).max().unwrap_or(0)
+    /// Scratch memory for sums over parts of k, or for A in the order of warpgroup products, for any of its configurations.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        let ([m, n, _], operands) = (self.mnk, self.config().block().operands());
+        let parts = self.configs.iter().map(|config| config.parts_bytes(self.gpu.clusters, [m, n])).max().unwrap_or(0);
+        if self.gpu.wgmma { parts.max(arranged_bytes(operands, self.mnk)) } else { parts }
     }
 
     /// The configuration in use.
@@ -96,12 +101,25 @@ impl SmallMProduct {
 
     /// How often the clusters of the configuration in use fill the GPU.
     pub(crate) fn waves(&self) -> f32 {
-        waves(self.config(), self.mnk, self.gpu.sm_count)
+        waves(self.config(), self.mnk, self.gpu)
     }
 
     /// How often it goes over B.
     pub(crate) fn passes(&self) -> usize {
         self.mnk[0].div_ceil(self.config().block().most_rows())
+    }
+
+    /// What `explain` says of it beside its configuration.
+    pub(crate) fn words(&self) -> String {
+        let passes = if self.passes() > 1 { format!(", {} passes over B", self.passes()) } else { String::new() };
+        match arranged_bytes(self.config().block().operands(), self.mnk) {
+            bytes if bytes > 0 && self.gpu.wgmma && self.config().block().takes_passes() => {
+                format!(
+                    "{passes}, by warpgroup products, behind a kernel that arranges A: {bytes} bytes of scratch memory"
+                )
+            }
+            _ => passes,
+        }
     }
 
     /// Place of the configuration in use, and how many are offered.
@@ -168,7 +186,7 @@ impl SmallMProduct {
             codes: &call.b.numbers,
             scales,
             outer: [outer("A", desc.a, &call.a)?, outer("B", desc.b.into(), &call.b)?],
-            parts: Some(&call.scratch.parts_of_k).filter(|parts| parts.bytes > 0),
+            scratch: Some(&call.scratch.few_rows).filter(|scratch| scratch.bytes > 0),
             end,
         };
         kernels.small_m_weights_product(call.queue, &product)
@@ -205,7 +223,7 @@ mod tests {
     use crate::gpu::gemm::outline::outline;
     use crate::gpu::kernels::SmallMBlock;
 
-    const H200: SmallMGpu = SmallMGpu { sm_count: 132, clusters: true };
+    const H200: SmallMGpu = SmallMGpu { sm_count: 132, clusters: true, wgmma: true };
 
     #[test]
     fn configurations_are_what_is_tuned() {
@@ -247,7 +265,7 @@ mod tests {
         let pairs =
             [(Scheme::Nvfp4, SmallMBlock::Tile), (Scheme::Fp8Group128x128(Fp8Format::E4M3), SmallMBlock::TileE4m3)];
         for (b, block) in pairs {
-            for gpu in [H200, SmallMGpu { clusters: false, ..H200 }] {
+            for gpu in [H200, SmallMGpu { clusters: false, wgmma: false, ..H200 }] {
                 for [n, k] in [[4096, 7168], [72, 32], [57344, 8192], [576, 1536]] {
                     let of = |m| {
                         let desc = GemmDesc::new(m, n, k, Operand::Plain(DType::Bf16), b, DType::Bf16);
@@ -272,7 +290,9 @@ mod tests {
                             (one.config(), m.div_ceil(64)),
                             "{b}, m = {m}"
                         );
-                        assert_eq!(product.parts_bytes(), one.config().parts_bytes(gpu.clusters, [m.min(64), n]));
+                        let arranged = if gpu.wgmma { arranged_bytes(block.operands(), [m, n, k]) } else { 0 };
+                        let parts = one.config().parts_bytes(gpu.clusters, [m.min(64), n]);
+                        assert_eq!(product.scratch_bytes(), parts + arranged);
                         let all = SmallMConfig::all(block.operands());
                         let served: Vec<_> = all.filter(|config| SmallMProduct::serves(&desc, gpu, *config)).collect();
                         assert_eq!(served, [one.config()], "{b}, m = {m}");
@@ -291,7 +311,7 @@ mod tests {
     /// Without clusters parts of k are those of a block's warps, or tiles that leave their sums in scratch memory.
     #[test]
     fn older_gpus_have_configurations_and_scratch() {
-        let older = SmallMGpu { clusters: false, ..H200 };
+        let older = SmallMGpu { clusters: false, wgmma: false, ..H200 };
         let ask = |m, b, gpu| {
             let desc = GemmDesc::new(m, 4096, 7168, Operand::Plain(DType::Bf16), b, DType::Bf16);
             let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
@@ -299,10 +319,12 @@ mod tests {
         };
         for b in [Scheme::Nvfp4, Scheme::Fp8Group128x128(Fp8Format::E4M3)] {
             for m in [1, 16, 17, 64] {
-                assert_eq!(ask(m, b, H200).parts_bytes(), 0);
+                let arranged = [64, 32].into_iter().find(|width| m + 32 > *width && m > 16).unwrap_or(0) * 7168 * 2;
+                let few = b != Scheme::Nvfp4 && m == 17;
+                assert_eq!(ask(m, b, H200).scratch_bytes(), if few { 0 } else { arranged }, "{b}, m = {m}");
                 let product = ask(m, b, older);
                 assert!(product.configs.iter().all(|config| !config.needs_clusters()));
-                assert_eq!(product.parts_bytes(), 8 * m * 4096 * 4, "the largest split is 8");
+                assert_eq!(product.scratch_bytes(), 8 * m * 4096 * 4, "the largest split is 8");
                 assert_eq!(product.kernels(), KernelFamily::SmallMWeights);
             }
         }

@@ -127,7 +127,7 @@ impl Product {
     pub(crate) fn describe(&self) -> String {
         let (algorithm, (place, offered), waves) = (self.algorithm(), self.place(), self.waves());
         let passes = match self {
-            Self::SmallM(small_m) if small_m.passes() > 1 => format!(", {} passes over B", small_m.passes()),
+            Self::SmallM(small_m) => small_m.words(),
             _ => String::new(),
         };
         format!("{algorithm}{passes}, {waves:.2} waves (number {} of {offered} offered)", place + 1)
@@ -290,7 +290,7 @@ impl Candidate {
 
     fn new(desc: &GemmDesc, mut outline: Outline, product: Product) -> Self {
         if let Product::SmallM(small_m) = &product {
-            outline.scratch.parts_of_k = small_m.parts_bytes();
+            outline.scratch.few_rows = small_m.scratch_bytes();
         }
         let mut steps = Vec::new();
         if desc.quantize_a.is_some() {

@@ -445,7 +445,7 @@ impl FewRows<'_, '_> {
             weights,
             codes: &spans.codes,
             scales,
-            parts: None,
+            scratch: None,
             outer: [a.outer(of_groups[0].as_ref()), outer],
             end,
         };

@@ -48,7 +48,7 @@ pub enum KernelFamily {
     Sm90,
     /// The same of E5M2 codes on one side and E4M3 codes on the other.
     Sm90E5m2,
-    /// Products of few rows of FP8 codes on sm_90, and on no other GPU, also with SwiGLU in the kernel.
+    /// Products of few rows of FP8 codes on sm_90, and on no other GPU, also with SwiGLU in the kernel, and those of 17 to 64 rows with weights that are decoded, which [`Self::SmallMWeights`] has there, too.
     SmallM,
     /// Products of few rows of BF16 or F16 numbers with weights that are decoded.
     SmallMWeights,
@@ -83,7 +83,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 44] = [
+const HEADERS: [(&str, &str); 46] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -126,6 +126,8 @@ const HEADERS: [(&str, &str); 44] = [
     ("gemm/small_m_e2m1.cuh", include_str!("../../../kernels/gemm/small_m_e2m1.cuh")),
     ("gemm/small_m_e4m3.cuh", include_str!("../../../kernels/gemm/small_m_e4m3.cuh")),
     ("gemm/small_m_tile.cuh", include_str!("../../../kernels/gemm/small_m_tile.cuh")),
+    ("gemm/small_m_wgmma.cuh", include_str!("../../../kernels/gemm/small_m_wgmma.cuh")),
+    ("gemm/wgmma_16bit.cuh", include_str!("../../../kernels/gemm/wgmma_16bit.cuh")),
     ("gemm/groups.cuh", include_str!("../../../kernels/gemm/groups.cuh")),
     ("gemm/small_m_groups.cuh", include_str!("../../../kernels/gemm/small_m_groups.cuh")),
 ];

@@ -45,6 +45,7 @@ mod small_m_gated;
 mod small_m_groups;
 mod small_m_join;
 mod small_m_weights;
+mod small_m_wgmma;
 mod tensor_map;
 
 pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
@@ -70,6 +71,7 @@ pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
 pub(crate) use small_m_groups::{SmallMGroupsCall, SmallMGroupsConfig};
 pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, Each, OuterScales, SmallMWeightsCall, most_k_power};
+pub(crate) use small_m_wgmma::{arranged_bytes, residents as wgmma_residents, takes as wgmma_takes};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;
@@ -103,8 +105,8 @@ pub(crate) struct Kernels {
     sm_count: usize,
 }
 
-/// Products of few rows of E4M3 codes, and those with two matrices.
-type SmallMFamily = (small_m::SmallMKernels, small_m_gated::SmallMGatedKernels);
+/// Products of few rows of E4M3 codes, those with two matrices, and those with weights that are decoded by warpgroup products.
+type SmallMFamily = (small_m::SmallMKernels, small_m_gated::SmallMGatedKernels, small_m_wgmma::SmallMWgmmaKernels);
 
 /// By address of the context and source. Nothing is ever taken out: work and graphs may outlive every handle, and the loader
 /// keeps the context, so that its address stays its own.
@@ -230,14 +232,20 @@ impl Kernels {
 
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
         let of = |modules: &Modules| {
-            Ok((small_m::SmallMKernels::of(modules)?, small_m_gated::SmallMGatedKernels::of(modules)?))
+            let few = (small_m::SmallMKernels::of(modules)?, small_m_gated::SmallMGatedKernels::of(modules)?);
+            Ok((few.0, few.1, small_m_wgmma::SmallMWgmmaKernels::of(modules)?))
         };
         self.family(&self.small_m, KernelFamily::SmallM, of, stream)
     }
 
+    /// Whether the kernels that are for sm_90 alone run on this GPU.
+    fn on_hopper(&self) -> bool {
+        KernelFamily::SmallM.runs_on(self.loader.compute_capability())
+    }
+
     fn small_m_weights(&self, stream: &Queue) -> Result<&small_m_weights::SmallMWeightsKernels> {
-        if KernelFamily::SmallM.runs_on(self.loader.compute_capability()) {
-            // What ends a chain is there.
+        if self.on_hopper() {
+            // What ends a chain is there, and what multiplies tiles by warpgroups.
             self.small_m(stream)?;
         }
         let of = small_m_weights::SmallMWeightsKernels::of;

@@ -224,7 +224,7 @@ impl Kernels {
         let at_once = if split < 4 { places } else { places * 15 / 16 };
         let clusters = if call.groups.is_some() { at_once.clamp(1, call.units()) } else { call.units() };
         let grid = Blocks::new((clusters * split, 1), config.tile.block().threads());
-        let mut problem = product.problem(&InChain::alone(config.tile))?;
+        let mut problem = product.problem(&InChain::alone(config.tile), None)?;
         problem.scale_pitch = product.weights.scales(b_rows, product.k).0 as u32;
         let shared = config.tile.block().shared(config.tokens);
         enqueue!(stream, kernel, grid.clusters(split as u32).shared(shared), problem, call.groups())
@@ -308,7 +308,7 @@ mod tests {
                 weights: SmallMWeights::Nvfp4,
                 codes: &spans[1],
                 scales: Some(&spans[2]),
-                parts: None,
+                scratch: None,
                 outer: [None, Some(OuterScales { scales: &spans[3], each: Each::Row })],
                 end,
             },
@@ -352,7 +352,7 @@ mod tests {
             weights,
             codes: &all,
             scales: Some(&all),
-            parts: None,
+            scratch: None,
             outer: [&of_a, &of_b].map(|scales| Some(OuterScales { scales, each: Each::Group })),
             end,
         };

@@ -17,7 +17,7 @@ impl SmallMWeightsCall<'_> {
                 "choose a split of 1, or blocks that are tiles",
             ));
         }
-        match self.parts {
+        match self.scratch {
             Some(parts) if bytes > 0 => {
                 check_bytes("parts of sums", parts, bytes)?;
                 check_aligned("parts of sums", parts, 4)
@@ -77,7 +77,7 @@ mod tests {
                 codes: &some,
                 scales: Some(&some),
                 outer: [None; 2],
-                parts,
+                scratch: parts,
                 end,
             };
             call.check_parts(clusters).err().map_or(String::new(), |error| error.to_string())

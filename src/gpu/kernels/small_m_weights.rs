@@ -118,8 +118,9 @@ pub(crate) struct SmallMWeightsCall<'a> {
     pub(crate) scales: Option<&'a Span<'a>>,
     /// Of A and B.
     pub(crate) outer: [Option<OuterScales<'a>>; 2],
-    /// Where parts of sums are left on GPUs without clusters, as many bytes as [`SmallMConfig::parts_bytes`] says; `None`: there are none.
-    pub(crate) parts: Option<&'a Span<'a>>,
+    /// Where parts of sums are left on GPUs without clusters, as many bytes as [`SmallMConfig::parts_bytes`] says; on sm_90 where A is arranged, as many as
+    /// [`arranged_bytes`](super::arranged_bytes) says. `None`: parts meet in clusters, and A is read as it is.
+    pub(crate) scratch: Option<&'a Span<'a>>,
     pub(crate) end: SmallMEnd<'a>,
 }
 
@@ -267,7 +268,7 @@ impl<'a> SmallMWeightsCall<'a> {
         self.end.check(m, n)
     }
 
-    pub(super) fn problem(&self, place: &InChain) -> Result<SmallMWeightsProblem> {
+    pub(super) fn problem(&self, place: &InChain, parts: Option<&Span<'_>>) -> Result<SmallMWeightsProblem> {
         let end = self.end.fields()?;
         let step = |outer: Option<OuterScales<'_>>| match outer.map(|outer| outer.each) {
             None | Some(Each::All) => 0,
@@ -298,8 +299,7 @@ impl<'a> SmallMWeightsCall<'a> {
             bias: end.bias,
             residual: end.residual,
             d: end.d,
-            // Other configurations of the plan may be what the memory is for.
-            parts: address(self.parts.filter(|_| place.config.split() > 1)),
+            parts: address(parts),
             stride_a: self.a_stride as u64,
             stride_residual: end.stride_residual,
             stride_d: end.stride_d,
@@ -331,15 +331,20 @@ impl Kernels {
             false => self.in_chain(stream, call.config, mnk, &all),
         };
         let (block, split, serves) = (place.config.block(), place.config.split(), (call.weights, call.a_type));
-        let tokens = block.tokens(call.m);
         let kernels = self.small_m_weights(stream)?;
+        if self.small_m_wgmma_pass(stream, call, (place.config, call.problem(&place, None)?))? {
+            return self.enqueued(stream, &place, &call.end);
+        }
+        let tokens = block.tokens(call.m);
         let found = kernels.all.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
         let kernel = found.ok_or_else(|| no_such_kernel(block, serves))?.kernel;
         let clusters = kernel.has_clusters();
         call.check_parts(clusters)?;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
         let grid = grid.clusters(if clusters { split } else { 1 }).shared(shared(block, tokens, call.weights));
-        let problem = call.problem(&place)?;
+        // Other configurations of the plan may be what the memory is for.
+        let parts = call.scratch.filter(|_| !clusters && split > 1);
+        let problem = call.problem(&place, parts)?;
         enqueue!(stream, kernel, grid, problem)?;
         if !clusters && split > 1 {
             let grid = Blocks::new(((call.m * call.n).div_ceil(THREADS as usize), 1), THREADS);
@@ -357,7 +362,7 @@ fn no_groups() -> Error {
     )
 }
 
-fn no_such_kernel(block: SmallMBlock, (weights, a_type): (SmallMWeights, DType)) -> Error {
+pub(super) fn no_such_kernel(block: SmallMBlock, (weights, a_type): (SmallMWeights, DType)) -> Error {
     if block.operands() != weights.operands() {
         return no_such_block(block, weights.operands());
     }

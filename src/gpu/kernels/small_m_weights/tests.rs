@@ -127,7 +127,7 @@ fn check(
         codes: &spans[1],
         scales: (weights != SmallMWeights::Fp8).then_some(&spans[2]),
         outer: [3, 4].map(|i| Some(OuterScales { scales: &spans[i], each: of(each) })),
-        parts: None,
+        scratch: None,
         end: SmallMEnd {
             alpha: 1.0,
             beta: 0.5,
@@ -170,7 +170,7 @@ fn passes_are_rows_of_the_whole() {
             codes: &spans[1],
             scales: Some(&spans[2]),
             outer: [(3, of(each)), (4, Each::Row)].map(|(i, each)| Some(OuterScales { scales: &spans[i], each })),
-            parts: None,
+            scratch: None,
             end,
         };
         for (first, m) in [(0, 64), (64, 64), (128, 22)] {
