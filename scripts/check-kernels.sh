@@ -61,6 +61,8 @@ def contents(image):
 
 # Products that are told where they may load their weights before their wait; they store nothing there. As in src/gpu/kernels/image.rs.
 LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight|sixteen|narrow) ")
+# Products behind the kernel that arranges A, which copy weights there, and read nothing else.
+BEHIND = re.compile(r"gemm_small_m_\w+_wgmma ")
 
 
 def overtaken(lines):
@@ -133,7 +135,7 @@ def faults(image):
         elif "ACQBULK" in line:
             waited = True
         elif not waited and (access := ACCESS.search(line)):
-            if not (LINK.match(function) and access[1] in ("LDG", "LDGSTS")):
+            if not (LINK.match(function) and access[1] in ("LDG", "LDGSTS") or BEHIND.match(function) and access[1] == "LDGSTS"):
                 early.add(function)
         if ring:
             rings.append(line)

@@ -5,7 +5,7 @@
 // of sums and their bits: a warp has eight of each 32 rows, its lane l 32 columns of each 128 from 32 (l % 4) on, four of them a product.
 // Codes and scales of B are copied by the lane that decodes them, RING steps ahead, and nobody else waits for them; of E4M3, whose 32 codes are two units of 16 bytes, by the four lanes of a row,
 // which copy neighbouring units at once. A product's 16 columns are four of each 32, so that A is brought into that order
-// before, by a kernel of its own that leaves for each step of 128 columns the bytes of a stage, swizzled (`arrange_a`): one bulk copy brings them. While that kernel runs the first codes of B are on their way.
+// before, by a kernel of its own that leaves for each step of 128 columns the bytes of a stage, swizzled (`small_m_arrange`): one bulk copy brings them. While that kernel runs the first codes of B are on their way.
 // At the end every block of the cluster takes an equal part of the 128 rows, gets the sums of all parts of k through shared memory, and adds them in the order of k.
 #pragma once
 #include "gemm/small_m_tile.cuh"
@@ -36,6 +36,7 @@ __device__ __forceinline__ u32 place_in_stage(u32 tokens, u32 token, u32 w) { re
 // codes come, 2 as repacked ones do. A thread makes 64 bytes.
 __device__ __forceinline__ void small_m_arrange(const SmallMWeightsProblem& p, uint4* to, u32 tokens, u32 pairs) {
     begin();
+    // The product is what is enqueued next, and waits for this kernel before it reads A or writes: until then it copies weights, which whoever wrote them has done before this kernel began.
     release();
     const u32 at = blockIdx.x * blockDim.x + threadIdx.x, w = at % 4, token = at / 4 % tokens, step = at / 4 / tokens;
     if (step * 128 >= p.k) return;

@@ -3,7 +3,7 @@
 use crate::format::CodeFormat;
 
 use crate::gpu::gemm::any_m_rules::{led_by, preference_for_any_m};
-use crate::gpu::gemm::available::{Facts, available};
+use crate::gpu::gemm::available::{Facts, HOPPER, available};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::our_pairs::small_m_operands;
@@ -11,7 +11,8 @@ use crate::gpu::gemm::outline::outline;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::gemm::small_m_rules::{self, Kept};
 use crate::gpu::gemm::sum::ValueSource;
-use crate::gpu::kernels::{SmallMScales, most_rows};
+use crate::gpu::gemm::wgmma_rules;
+use crate::gpu::kernels::{SmallMOperands, SmallMScales, most_rows};
 
 /// The order in which to try formulations, and the words for why.
 ///
@@ -48,10 +49,14 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
         // The library reads the same codes, on tensor cores made for them.
         PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => false,
         // All others read weights of four times the bytes, and dequantize them first unless they are kept.
-        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => match desc.b.spec().format {
-            CodeFormat::E2M1 => small_m_rules::is_first_of_e2m1(kept_values(desc), mnk),
-            _ => small_m_rules::is_first_of_e4m3(kept_values(desc), mnk),
-        },
+        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
+            let kept = kept_values(desc);
+            let (operands, everywhere) = match desc.b.spec().format {
+                CodeFormat::E2M1 => (SmallMOperands::E2m1Weights, small_m_rules::is_first_of_e2m1(kept, mnk)),
+                _ => (SmallMOperands::E4m3Weights, small_m_rules::is_first_of_e4m3(kept, mnk)),
+            };
+            everywhere || (facts.cc == HOPPER && wgmma_rules::is_first(kept, operands, mnk))
+        }
         // There is no other.
         PairKind::WeightOnlyFp8 => true,
     };
@@ -135,15 +140,15 @@ mod tests {
                 assert_eq!(of_short, [true, short, short, true], "{a} x {b}, {kept:?}");
                 assert_eq!(preference(&desc(16, 7168), H200).0[0], SmallM);
                 assert!(preference(&desc(16, 7168), H200).1.contains("one pass over B"));
-                // More rows come first where nothing is kept, up to 64 where there are weights enough.
+                // More rows come first where nothing is kept, up to 64 where there are weights enough, and by warpgroup products also where values are, of more weights.
                 let first = |m, k| [plain(m, k), desc(m, k)].map(|desc| preference(&desc, H200).0[0] == SmallM);
                 let codes = kept == KeptWeights::Nothing;
-                assert_eq!([(17, 7168), (32, 1024)].map(|(m, k)| first(m, k)), [[codes; 2]; 2], "{a} x {b}, {kept:?}");
-                assert_eq!([(33, 7168), (64, 7168)].map(|(m, k)| first(m, k)), [[codes; 2]; 2], "{a} x {b}, {kept:?}");
-                assert_eq!([(32, 992), (33, 1024), (64, 4096)].map(|(m, k)| first(m, k)), [[false; 2]; 3]);
-                let words = preference(&desc(64, 4096), H200).1;
+                assert_eq!([(32, 1024), (64, 4096)].map(|(m, k)| first(m, k)), [[codes; 2]; 2], "{a} x {b}, {kept:?}");
+                assert_eq!([17, 33, 64].map(|m| first(m, 7168)), [[true; 2]; 3], "{a} x {b}, {kept:?}");
+                assert_eq!([(32, 992), (33, 1024), (64, 1024)].map(|(m, k)| first(m, k)), [[false; 2]; 3]);
+                let words = preference(&desc(64, 1024), H200).1;
                 assert!(words.contains("small-m is not faster at such shapes"), "{words}");
-                for other in [desc(64, 4096), desc(65, 7168), desc(16, 7152)] {
+                for other in [desc(64, 1024), desc(65, 7168), desc(16, 7152)] {
                     assert_eq!(preference(&other, H200).0, Formulation::ALL, "{other}");
                 }
                 assert!(available(&desc(64, 7168), H200, SmallM).is_ok());

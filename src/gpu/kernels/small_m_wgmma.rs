@@ -179,6 +179,7 @@ mod tests {
         }
         assert!(HEADER.contains(&format!("WEIGHTS, tokens, RING, {STAGES}>>(p, arranged)")));
         assert!(HEADER.contains(&format!("__launch_bounds__({BLOCK}, BLOCKS)")));
+        assert!(SOURCE.contains(&format!("__launch_bounds__({THREADS}) gemm_small_m_arrange(")));
         assert_eq!(name(48, (SmallMWeights::Fp8Tiles, DType::F16)), "gemm_small_m_fp8_128x128_f16_48_wgmma");
     }
 
