@@ -126,12 +126,11 @@ def first_rows(codes, scales):
 
 
 def kernels_for(layer, m):
-    """Those that a Humming layer chooses for m rows, of the many that it would compile for all; None, which leaves the choice to it, where they cannot be told apart."""
+    """The kernel that a Humming layer chooses for m rows, of the many that it would compile for all; None, which leaves the choice to it, where it does not tell. By itself, without its range of rows: one of a list
+    is not found by its launcher (0.1.19) for 16 rows and more."""
     from humming.tune import get_heuristics_config
     try:
-        # A last of 0 or below, as its launcher reads it, means any number of rows.
-        kernels = [[first, last, kernel] for first, last, kernel in get_heuristics_config(layer.humming_config) if first < m and (m <= last or last <= 0)]
-        return json.dumps(kernels) if kernels else None
+        return json.dumps(get_heuristics_config(layer.humming_config, shape_m=m))
     except (AttributeError, TypeError, ValueError):
         return None
 

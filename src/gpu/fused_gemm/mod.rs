@@ -11,6 +11,7 @@ use crate::gpu::device::memory::DeviceBytes;
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::sm90_rules;
+use crate::gpu::gemm::small_m_step::SmallMGpu;
 use crate::gpu::grouped::fit::{
     Fit, check_apart, check_numbers, check_operands_apart, check_parts_apart, check_places_apart,
 };
@@ -251,7 +252,7 @@ impl<'a> FusedGemmArgs<'a> {
                 let config = match self.groups {
                     None if self.batch_invariant => few::config(weights, a.rows(), a.cols()).map(few::Gated::Tiles),
                     Some(_) => few::config(weights, self.usual_rows(), a.cols()).map(few::Gated::Tiles),
-                    None => few::gated(weights, [a.rows(), self.b.rows(), a.cols()], handle.device().sm_count as usize),
+                    None => few::gated(weights, [a.rows(), self.b.rows(), a.cols()], SmallMGpu::of(handle)),
                 };
                 Ok(Way::FewRows(weights, config?))
             }
@@ -407,9 +408,10 @@ impl<'a> FusedGemmArgs<'a> {
             Way::FewRows(_, gated) => {
                 let launches = match gated {
                     few::Gated::Tiles(config) => few(config.to_string()),
-                    few::Gated::ThenPass(_) => {
-                        (format!("two launches: small-m, {gated}"), few::FewWay::Gated(gated).scratch_bytes([m, n]))
-                    }
+                    few::Gated::ThenPass(_, arranged) => (
+                        format!("{} launches: small-m, {gated}", if arranged > 0 { "three" } else { "two" }),
+                        few::FewWay::Gated(gated).scratch_bytes([m, n]),
+                    ),
                 };
                 (launches, "A is plain: weights are decoded")
             }

@@ -11,11 +11,12 @@ use crate::gpu::device::memory::{DeviceBytes, Span};
 use crate::gpu::device::stream::Queue;
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
-use crate::gpu::gemm::small_m_rules;
+use crate::gpu::gemm::small_m_step::SmallMGpu;
+use crate::gpu::gemm::wgmma_rules::order_on;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     BlockCodes, E2M1_K_MULTIPLE, Each, Input, KernelFamily, Kernels, OuterScales, Output, Sm90Groups, SmallMConfig,
-    SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
+    SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall, arranged_bytes,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
@@ -71,15 +72,21 @@ pub(crate) fn config(weights: SmallMWeights, rows: usize, k: usize) -> Result<Sm
 pub(crate) enum Gated {
     /// In one launch of tiles.
     Tiles(SmallMGroupsConfig),
-    /// Both products in this configuration, stored in FP32, and a pass over them. Without groups.
-    ThenPass(SmallMConfig),
+    /// Both products in this configuration, stored in FP32, and a pass over them. Without groups. The product has so much scratch memory for A in the order of warpgroup products.
+    ThenPass(SmallMConfig, usize),
 }
 
 impl std::fmt::Display for Gated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tiles(config) => write!(f, "{config}"),
-            Self::ThenPass(config) => write!(f, "{config}, and a pass over both products"),
+            Self::ThenPass(config, 0) => write!(f, "{config}, and a pass over both products"),
+            Self::ThenPass(config, _) => {
+                write!(
+                    f,
+                    "{config}, by warpgroup products behind a kernel that arranges A, and a pass over both products"
+                )
+            }
         }
     }
 }
@@ -87,11 +94,14 @@ impl std::fmt::Display for Gated {
 /// That for m rows, which are no groups, with a B of n rows: in the configuration that this product by itself has. Where that is no tile, as E2M1
 /// weights have it up to 16 rows, or its tiles do not all run at once, the product and a pass are faster than both in one kernel, whose tiles are slower by more than the pass takes (H200,
 /// 2026-11, the record of experts, m = 1: `nvfp4-row` 57344 x 8192 88 us for the product, 89.4 with the pass, 106 in one kernel; FP8 70.5 of 36864 x 7168 for the product, 74.4 in one kernel; 11.0 and 12.0 of
-/// 4096 x 7168).
-pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], sm_count: usize) -> Result<Gated> {
-    let config = config(weights, mnk[0], mnk[2])?;
-    Ok(match small_m_rules::order(weights.operands(), weights.code_order(), mnk, sm_count).first() {
-        Some(own) if own.block() != config.tile().block() || !at_once(*own, mnk, sm_count) => Gated::ThenPass(*own),
+/// 4096 x 7168). And so it is where the product is one of warpgroup products, of which there are none with two matrices.
+pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu) -> Result<Gated> {
+    let (config, operands) = (config(weights, mnk[0], mnk[2])?, weights.operands());
+    let arranged = if gpu.wgmma { arranged_bytes(operands, mnk) } else { 0 };
+    let then_pass =
+        |own: SmallMConfig| arranged > 0 || own.block() != config.tile().block() || !at_once(own, mnk, gpu.sm_count);
+    Ok(match order_on(operands, weights.code_order(), mnk, gpu).first() {
+        Some(own) if then_pass(*own) => Gated::ThenPass(*own, arranged),
         Some(tile) => Gated::Tiles(config.with_tile(*tile)),
         None => Gated::Tiles(config),
     })
@@ -253,7 +263,7 @@ impl FewOut<'_, '_> {
     /// Scratch memory of a call, for results in FP32 that are cast behind it. A pass over both products casts by itself.
     fn scratch_bytes(&self, way: FewWay) -> usize {
         let [m, n] = self.shape();
-        let casts = matches!(self, Self::Codes(..)) && !matches!(way, FewWay::Gated(Gated::ThenPass(_)));
+        let casts = matches!(self, Self::Codes(..)) && !matches!(way, FewWay::Gated(Gated::ThenPass(..)));
         if casts { m * n * 4 } else { 0 }
     }
 }
@@ -341,7 +351,11 @@ pub(crate) enum FewWay {
 impl FewWay {
     /// Scratch memory of a call for D of m x n.
     pub(crate) fn scratch_bytes(self, [m, n]: [usize; 2]) -> usize {
-        if matches!(self, Self::Gated(Gated::ThenPass(_))) { m * 2 * n * 4 } else { 0 }
+        match self {
+            Self::Gated(Gated::ThenPass(_, 0)) => m * 2 * n * 4,
+            Self::Gated(Gated::ThenPass(_, arranged)) => arranged + m * 2 * n * 4,
+            _ => 0,
+        }
     }
 }
 
@@ -433,6 +447,9 @@ impl FewRows<'_, '_> {
             d_stride,
             d_type,
         };
+        // Plain rows have no numbers of their own there, so that what is arranged begins as scratch memory does, and is whole stages.
+        let arranged = if let FewWay::Gated(Gated::ThenPass(_, bytes)) = way { bytes } else { 0 };
+        let arranged = scratch.slice(of_a, arranged);
         let product = |config, n, end| SmallMWeightsCall {
             config,
             m,
@@ -445,15 +462,15 @@ impl FewRows<'_, '_> {
             weights,
             codes: &spans.codes,
             scales,
-            scratch: None,
+            scratch: Some(&arranged).filter(|arranged| arranged.bytes > 0),
             outer: [a.outer(of_groups[0].as_ref()), outer],
             end,
         };
         let (config, gated) = match way {
             FewWay::Plain(config) => (config, false),
             FewWay::Gated(Gated::Tiles(config)) => (config, true),
-            FewWay::Gated(Gated::ThenPass(config)) => {
-                let both = scratch.slice(of_a, of_products);
+            FewWay::Gated(Gated::ThenPass(config, _)) => {
+                let both = scratch.slice(of_a + arranged.bytes, of_products - arranged.bytes);
                 let end = end(&both, 2 * n, DType::F32, Activation::None);
                 kernels.small_m_weights_product(queue, &product(config, 2 * n, end))?;
                 return d.swiglu(kernels, queue, &both, [m, n]);
@@ -494,11 +511,15 @@ mod tests {
     /// Where one kernel was faster than the product and a pass, and where not (H200, the record of experts).
     #[test]
     fn gated_products_are_of_tiles_that_all_run_at_once() {
-        let way = |weights, m, n: usize| gated(weights, [m, 2 * n, 7168], 132).unwrap();
-        let passes = |weights, m, n| match way(weights, m, n) {
-            Gated::Tiles(_) => None,
-            Gated::ThenPass(config) => Some(config.block()),
+        let on = |wgmma, weights, m, n: usize| {
+            gated(weights, [m, 2 * n, 7168], SmallMGpu { sm_count: 132, clusters: true, wgmma }).unwrap()
         };
+        let way = |weights, m, n| on(false, weights, m, n);
+        let block = |gated| match gated {
+            Gated::Tiles(_) => None,
+            Gated::ThenPass(config, _) => Some(config.block()),
+        };
+        let passes = |weights, m, n| block(way(weights, m, n));
         use SmallMWeights::{Fp8Tiles, Nvfp4};
         assert_eq!([1, 16, 64].map(|m| passes(Fp8Tiles, m, 2048)), [None; 3]);
         assert_eq!([1, 64].map(|m| passes(Fp8Tiles, m, 18432)), [Some(SmallMBlock::TileE4m3); 2]);
@@ -507,5 +528,13 @@ mod tests {
         let bytes = |way| FewWay::Gated(way).scratch_bytes([16, 2048]);
         assert_eq!([bytes(way(Nvfp4, 16, 2048)), bytes(way(Fp8Tiles, 16, 2048))], [16 * 2 * 2048 * 4, 0]);
         assert!(way(Nvfp4, 1, 128).to_string().contains("k split by"));
+        // Warpgroup products have no kernels of two matrices.
+        let wide = |weights, m, n| on(true, weights, m, n);
+        assert_eq!([17, 64].map(|m| block(wide(Nvfp4, m, 2048))), [Some(SmallMBlock::Tile); 2]);
+        assert_eq!([17, 33].map(|m| block(wide(Fp8Tiles, m, 2048))), [None, Some(SmallMBlock::TileE4m3)]);
+        assert!(wide(Nvfp4, 16, 2048) == way(Nvfp4, 16, 2048) && wide(Fp8Tiles, 1, 2048) == way(Fp8Tiles, 1, 2048));
+        let both = 33 * 2 * 2048 * 4;
+        assert_eq!(FewWay::Gated(wide(Nvfp4, 33, 2048)).scratch_bytes([33, 2048]), both + 48 * 7168 * 2);
+        assert!(wide(Nvfp4, 33, 2048).to_string().contains("by warpgroup products"));
     }
 }
