@@ -198,7 +198,7 @@ fn epilogues() {
 fn operands_between_guards() {
     let Some(handle) = decoding() else { return };
     let shapes =
-        [[1, 8, 32], [9, 72, 160], [16, 136, 1056], [17, 10248, 160], [33, 72, 416], [64, 264, 2080], [64, 264, 1568]];
+        [[1, 8, 32], [9, 72, 160], [16, 136, 1056], [17, 2056, 160], [33, 72, 416], [64, 264, 2080], [64, 264, 1568]];
     check_between_guards(&handle, 295, &PAIRS, &shapes, |both| both, |_, turn| one_of_each(turn));
 }
 

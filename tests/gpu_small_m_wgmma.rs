@@ -68,8 +68,7 @@ fn what_explain_says_is_what_is_launched() {
                 let e2m1 = b == Scheme::Nvfp4Row;
                 let want = match (m, n) {
                     (16, _) => false,
-                    (17, _) => e2m1 || n > 10240,
-                    (64, 128) => e2m1,
+                    (17, _) => e2m1 || n > 2048,
                     _ => true,
                 };
                 assert_eq!(by_warpgroups, want, "{b}, {m} x {n} x {k}: {words}");

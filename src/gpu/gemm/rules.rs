@@ -143,12 +143,12 @@ mod tests {
                 // More rows come first where nothing is kept, up to 64 where there are weights enough, and by warpgroup products also where values are, of more weights.
                 let first = |m, k| [plain(m, k), desc(m, k)].map(|desc| preference(&desc, H200).0[0] == SmallM);
                 let codes = kept == KeptWeights::Nothing;
-                assert_eq!([(32, 1024), (64, 4096)].map(|(m, k)| first(m, k)), [[codes; 2]; 2], "{a} x {b}, {kept:?}");
-                assert_eq!([17, 33, 64].map(|m| first(m, 7168)), [[true; 2]; 3], "{a} x {b}, {kept:?}");
-                assert_eq!([(32, 992), (33, 1024), (64, 1024)].map(|(m, k)| first(m, k)), [[false; 2]; 3]);
-                let words = preference(&desc(64, 1024), H200).1;
+                assert_eq!([32, 33, 64].map(|m| first(m, 1024)), [[codes; 2]; 3], "{a} x {b}, {kept:?}");
+                assert_eq!([17, 33, 64].map(|m| first(m, 3072)), [[true; 2]; 3], "{a} x {b}, {kept:?}");
+                assert_eq!([32, 33, 64].map(|m| first(m, 992)), [[false; 2]; 3]);
+                let words = preference(&desc(64, 992), H200).1;
                 assert!(words.contains("small-m is not faster at such shapes"), "{words}");
-                for other in [desc(64, 1024), desc(65, 7168), desc(16, 7152)] {
+                for other in [desc(64, 992), desc(65, 7168), desc(16, 7152)] {
                     assert_eq!(preference(&other, H200).0, Formulation::ALL, "{other}");
                 }
                 assert!(available(&desc(64, 7168), H200, SmallM).is_ok());
@@ -186,7 +186,9 @@ mod tests {
                 assert_eq!([first(desc(m)).0, first(kept(m)).0], [Some(SmallM); 2], "{a}");
             }
             for m in [17, 64] {
-                assert_eq!([first(desc(m)).0, first(kept(m)).0], [Some(SmallM), Some(DequantizedBf16)], "{a}");
+                assert_eq!([first(desc(m)).0, first(kept(m)).0], [Some(SmallM); 2], "{a}");
+                let fewer = |desc: GemmDesc| first(GemmDesc { k: 4096, ..desc }).0;
+                assert_eq!([fewer(desc(m)), fewer(kept(m))], [Some(SmallM), Some(DequantizedBf16)], "{a}");
             }
             assert_eq!(first(desc(65)).0, Some(DequantizedBf16));
         }

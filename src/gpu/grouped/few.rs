@@ -531,7 +531,7 @@ mod tests {
         // Warpgroup products have no kernels of two matrices.
         let wide = |weights, m, n| on(true, weights, m, n);
         assert_eq!([17, 64].map(|m| block(wide(Nvfp4, m, 2048))), [Some(SmallMBlock::Tile); 2]);
-        assert_eq!([17, 33].map(|m| block(wide(Fp8Tiles, m, 2048))), [None, Some(SmallMBlock::TileE4m3)]);
+        assert_eq!([17, 33].map(|m| block(wide(Fp8Tiles, m, 512))), [None, Some(SmallMBlock::TileE4m3)]);
         assert!(wide(Nvfp4, 16, 2048) == way(Nvfp4, 16, 2048) && wide(Fp8Tiles, 1, 2048) == way(Fp8Tiles, 1, 2048));
         let both = 33 * 2 * 2048 * 4;
         assert_eq!(FewWay::Gated(wide(Nvfp4, 33, 2048)).scratch_bytes([33, 2048]), both + 48 * 7168 * 2);

@@ -48,6 +48,14 @@ impl Kernel {
         unsafe { result::function::set_function_attribute(self.function, attribute, bytes as i32) }
     }
 
+    /// Asks for as much of a multiprocessor's memory as shared memory as there is, though the kernel takes none: the blocks of one that is released by this find room for theirs while these still run.
+    /// (Else they stand where these do not, for as long as they run: H100, 2026-11, the record of wgmma.) The context is bound, as for [`Kernel::new`].
+    pub(super) fn leave_shared(&self) -> std::result::Result<(), DriverError> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function is of an image that is never unloaded.
+        unsafe { result::function::set_function_attribute(self.function, attribute, 100) }
+    }
+
     /// The same, for launches that begin when all before them has ended.
     pub(super) fn behind_all(self) -> Self {
         Self { waits: false, ..self }

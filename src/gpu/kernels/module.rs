@@ -111,6 +111,17 @@ impl Module {
         Ok(kernel)
     }
 
+    /// A kernel that releases one which takes much shared memory.
+    pub(super) fn kernel_before_shared(&self, name: &str) -> Result<Kernel> {
+        let kernel = self.kernel(name)?;
+        kernel.leave_shared().map_err(|e| Error::Kernel {
+            kernel: format!("{name} of kernels/{}.cu", self.file),
+            reason: format!("its part of shared memory: {e}"),
+            remedy: "use another formulation, or report it".into(),
+        })?;
+        Ok(kernel)
+    }
+
     /// Its variants for each element type, aligned and not: `FOR_EACH_TYPE` of `kernels/base/types.cuh`.
     pub(super) fn by_input(&self, pattern: &str) -> Result<ByInput> {
         let kernel = |dtype: &str| self.kernel(&format!("{pattern}_{dtype}"));

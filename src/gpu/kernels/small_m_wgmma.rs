@@ -52,16 +52,13 @@ fn shared(operands: SmallMOperands, width: &Width) -> u32 {
     (STAGES * (width.tokens * 256 + 16) + WARPS * width.steps * (codes + 256)) as u32
 }
 
-/// Whether tiles of this product are these on sm_90. Where there are few blocks, of a long k, each step takes as long as it takes a block alone, and A is arranged by a kernel of its own: such are
-/// faster as they are elsewhere (H100, 2026-11, the record of wgmma: `nvfp4`, 32 x 2112 x 7168 16.3 us for 15.5, 48 x 576 x 7168 13.3 for 12.2, but 64 x 576 x 7168 13.9 for 15.6; `fp8-128x128`, 32 x 7168 x 2048 15.0
-/// for 13.5, 32 x 10240 x 8192 41.4 for 48.6).
-pub(crate) fn takes(operands: SmallMOperands, [m, n, k]: [usize; 3]) -> bool {
+/// Whether tiles of this product are these on sm_90: of more than 16 rows, but for up to 32 of narrow E4M3 weights, where the kernel that arranges A costs more than it saves (H100, 2026-11, the record of wgmma: `fp8-128x128`,
+/// 32 x 576 x 7168 10.0 us for 9.1; 32 x 2112 x 7168 14.5 for 14.6; `nvfp4` 9.0 for 10.1 and 12.6 for 15.5).
+pub(crate) fn takes(operands: SmallMOperands, [m, n, _]: [usize; 3]) -> bool {
     match (operands, m) {
         (SmallMOperands::Fp8, _) | (_, 0..=16 | 65..) => false,
-        (SmallMOperands::E2m1Weights, 17..=32) => n >= 3072 || k <= 2048,
-        (SmallMOperands::E2m1Weights, 49..) => true,
-        (SmallMOperands::E4m3Weights, 17..=32) => n >= 10240,
-        _ => n >= 1024 || k <= 2048,
+        (SmallMOperands::E4m3Weights, 17..=32) => n >= 2048,
+        _ => true,
     }
 }
 
@@ -123,7 +120,7 @@ impl SmallMWgmmaKernels {
                 all.push((width.tokens, serves, kernel));
             }
         }
-        Ok(Self { all, arrange: file.kernel("gemm_small_m_arrange")? })
+        Ok(Self { all, arrange: file.kernel_before_shared("gemm_small_m_arrange")? })
     }
 }
 
@@ -194,7 +191,7 @@ mod tests {
         );
         assert_eq!([128, 130, 64 + 40].map(|m| bytes(E4m3Weights, [m, 4096, 7184])), [64 * 7296 * 2; 3], "whole steps");
         assert_eq!(bytes(Fp8, [32, 4096, 7168]), 0);
-        assert_eq!([17, 32].map(|m| bytes(E4m3Weights, [m, 4096, 7168])), [0, 0], "few rows of E4M3 weights");
+        assert_eq!([17, 32].map(|m| bytes(E4m3Weights, [m, 1024, 7168])), [0, 0], "few rows of narrow E4M3 weights");
         assert!(!takes(E2m1Weights, [65, 4096, 7168]) && takes(E2m1Weights, [64, 8, 32]));
         assert_eq!([residents(E2m1Weights, 32), residents(E2m1Weights, 33), residents(E4m3Weights, 17)], [3, 2, 2]);
     }
