@@ -363,58 +363,62 @@ fn nothing_is_planned_too() {
     handle.synchronize().unwrap();
 }
 
-/// Plans of two ways on one handle, the second of which moves the scratch memory while a graph of the first is there: calls and graph in turns.
+/// Plans of different ways on one handle, of which later ones move the scratch memory while a graph of the first is there: calls and graph in turns.
 #[test]
 fn plans_share_a_handle_in_turns() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(404);
-    let first = Experts::new(&handle, &mut rng, in_slots());
-    // Of 4 MiB of numbers alone, where a launch dequantizes: scratch memory grows in steps of 2.
     let hopper = KernelFamily::Sm90.runs_on(handle.device().compute_capability);
-    let (scheme, rows) = (Scheme::Mxfp8(E4M3), 8 * ROOM);
-    let large = GroupedGemmDesc::slots(GROUPS, rows, 2 * N, 2 * K, scheme, scheme, DType::Bf16);
-    let second = match hopper {
-        true => large.with_expected_rows(4),
-        false => in_slots().with_streams(2).with_bias(DType::F32),
+    let scheme = Scheme::Mxfp8(E4M3);
+    let descs = match hopper {
+        // Numbers of A of 64 KiB, and of 8 MiB: scratch memory grows in steps of 2 MiB.
+        true => vec![
+            slots(16, scheme, scheme),
+            in_slots(),
+            GroupedGemmDesc::slots(GROUPS, 8 * ROOM, 2 * N, 2 * K, scheme, scheme, DType::Bf16).with_expected_rows(4),
+        ],
+        false => vec![in_slots(), in_slots().with_streams(2).with_bias(DType::F32)],
     };
-    let second = Experts::new(&handle, &mut rng, second);
-    let want = [&first, &second].map(|experts| {
-        let (mut d, mut clamped) = (experts.d(&handle), handle.upload(&[77u32]).unwrap());
+    let mut clamped = handle.upload(&[77u32]).unwrap();
+    let all: Vec<Experts> = descs.into_iter().map(|desc| Experts::new(&handle, &mut rng, desc)).collect();
+    let mut wanted = |experts: &Experts| {
+        let mut d = experts.d(&handle);
         handle.grouped_gemm(experts.asked(&mut d, &mut clamped).unwrap()).unwrap();
-        handle.read_bytes(&d.view()).unwrap()
-    });
-    assert!(want.iter().all(|want| want.iter().any(|byte| *byte != 0xFF)), "something is stored");
+        let want = handle.read_bytes(&d.view()).unwrap();
+        assert!(want.iter().any(|byte| *byte != 0xFF), "{}: something is stored", experts.desc);
+        want
+    };
+    let want: Vec<_> = all.iter().map(&mut wanted).collect();
 
     let fresh = required(Handle::new(0)).unwrap();
-    let mut d = [&first, &second].map(|experts| experts.d(&handle));
-    let mut clamped = handle.upload(&[77u32]).unwrap();
+    let mut d: Vec<_> = all.iter().map(|experts| experts.d(&handle)).collect();
+    let mut of_graph = all[0].d(&handle);
     handle.synchronize().unwrap();
-    let mut plan = fresh.plan_grouped(&first.desc).unwrap();
-    let graph = capture_owned(&fresh, || plan.execute(&fresh, first.args(&mut d[0], &mut clamped)?)).unwrap();
+    let mut plans = vec![fresh.plan_grouped(&all[0].desc).unwrap()];
+    let graph = capture_owned(&fresh, || plans[0].execute(&fresh, all[0].args(&mut of_graph, &mut clamped)?)).unwrap();
     let before = fresh.scratch_bytes();
-    let mut other = fresh.plan_grouped(&second.desc).unwrap();
-    assert_ne!(plan.explain(), other.explain());
+    plans.extend(all[1..].iter().map(|experts| fresh.plan_grouped(&experts.desc).unwrap()));
     assert!(fresh.scratch_bytes() > before || !hopper, "{before} bytes before, {} now", fresh.scratch_bytes());
-    for turn in 0..3 {
-        for (experts, d) in [&first, &second].into_iter().zip(&mut d) {
+    let calls = plans.len() + 1;
+    for first in 0..calls {
+        for (experts, d) in all.iter().zip(&mut d).chain([(&all[0], &mut of_graph)]) {
             fresh.write(&mut d.view_mut(), &experts.poison()).unwrap();
         }
-        // Nothing waits between them: what one leaves in scratch memory the other overwrites.
-        for at in [turn, turn + 1, turn + 2] {
-            match at % 3 {
-                0 => fresh.launch(&graph).unwrap(),
-                1 => other.execute(&fresh, second.args(&mut d[1], &mut clamped).unwrap()).unwrap(),
-                _ => plan.execute(&fresh, first.args(&mut d[0], &mut clamped).unwrap()).unwrap(),
+        // Nothing waits between them: what one leaves in scratch memory the next overwrites.
+        for at in (first..first + calls).map(|at| at % calls) {
+            match plans.get_mut(at) {
+                Some(plan) => plan.execute(&fresh, all[at].args(&mut d[at], &mut clamped).unwrap()).unwrap(),
+                None => fresh.launch(&graph).unwrap(),
             }
         }
-        for (which, (d, want)) in d.iter().zip(&want).enumerate() {
-            assert!(fresh.read_bytes(&d.view()).unwrap() == *want, "turn {turn}, plan {which}");
+        for (at, (d, want)) in d.iter().zip(&want).chain([(&of_graph, &want[0])]).enumerate() {
+            assert!(
+                fresh.read_bytes(&d.view()).unwrap() == *want,
+                "{first} first: {at} of {} and a graph",
+                plans.len()
+            );
         }
     }
-    // The graph alone, whose memory the handle has no more.
-    fresh.write(&mut d[0].view_mut(), &first.poison()).unwrap();
-    fresh.launch(&graph).unwrap();
-    assert!(fresh.read_bytes(&d[0].view()).unwrap() == want[0], "the graph, in the memory that it was captured with");
 }
 
 /// Grouped tensors as operands, with the scale of each member or one of all, which are two problems.
