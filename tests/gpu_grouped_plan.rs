@@ -7,9 +7,10 @@ mod common;
 use common::gemm::refused;
 use common::*;
 use scaled_gemm::{
-    Activation, DType, DeviceBuffer, Fp8Format, GemmDesc, GroupedDeviceLayout, GroupedGemmArgs, GroupedGemmDesc,
-    GroupedLayout, GroupedMatrix, GroupedRecipe, GroupedRows, GroupedScheme, GroupedSource, GroupedTensor, Handle,
-    KernelFamily, MatMut, MatRef, Operand, QuantMatrix, Recipe, Result, Scheme, Sm90Config, VecRef,
+    Activation, CodeOrder, DType, DeviceBuffer, Fp8Format, GemmDesc, GroupedDeviceLayout, GroupedGemmArgs,
+    GroupedGemmDesc, GroupedLayout, GroupedMatrix, GroupedRecipe, GroupedRows, GroupedScheme, GroupedSource,
+    GroupedTensor, Handle, KernelFamily, MatMut, MatRef, Operand, QuantMatrix, Recipe, Result, Scheme, Sm90Config,
+    VecRef,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -67,7 +68,9 @@ fn ways(handle: &Handle) -> Vec<Way> {
         ]);
     }
     let first = Some("the first product of a problem");
-    ways.push(Way { desc: in_slots(), says: "one product a slot, 4 of them in turns on 3 streams", first });
+    for desc in [in_slots(), in_slots().with_b_order(CodeOrder::Repacked)] {
+        ways.push(Way { desc, says: "one product a slot, 4 of them in turns on 3 streams", first });
+    }
     if handle.supports(&GemmDesc::new(ROOM, N, K, rows, rows, DType::Bf16)).is_ok_and(|ways| !ways.is_empty()) {
         let desc = slots(ROOM, rows, rows).with_product_a_slot(true).with_streams(2).with_out_stride(N + 8);
         ways.push(Way { desc, says: "one product a slot, 4 of them in turns on two streams", first });
@@ -95,7 +98,8 @@ impl Experts {
         let quantized = |x: &DeviceBuffer, rows: usize, scheme: Scheme| {
             handle.quantize(&MatRef::new(x, DType::Bf16, rows, k).unwrap(), Recipe::new(scheme)).unwrap()
         };
-        let (a, b) = (desc.a.scheme().map(|a| quantized(&x, rows, a)), quantized(&w, groups * n, desc.b));
+        let (a, mut b) = (desc.a.scheme().map(|a| quantized(&x, rows, a)), quantized(&w, groups * n, desc.b));
+        b.repack(handle, desc.b_order).unwrap();
         let bias: Vec<f32> = (0..groups * n).map(|j| (j % 61) as f32 * 0.25 - 7.0).collect();
         let bias = desc.bias.map(|dtype| handle.upload(&bytes_of(dtype, &bias)).unwrap());
         let scales = [0.25f32, 0.5].map(|one| {
@@ -159,7 +163,7 @@ fn the_first_call_may_be_that_of_a_capture() {
     let mut rng = Noise::new(401);
     let ways = ways(&maker);
     let hopper = KernelFamily::Sm90.runs_on(maker.device().compute_capability);
-    assert!(ways.len() == 5 || !hopper, "{} ways", ways.len());
+    assert!(ways.len() == 6 || !hopper, "{} ways", ways.len());
     for Way { desc, says, first } in ways {
         let mut experts = Experts::new(&maker, &mut rng, desc);
         let (mut d, mut want_d) = (experts.d(&maker), experts.d(&maker));
@@ -218,8 +222,9 @@ fn the_first_call_may_be_that_of_a_capture() {
         assert_eq!(fresh.scratch_bytes(), scratch, "{desc}: planned for the most rows");
         // A graph needs the plan no more.
         drop(plan);
+        fresh.write(&mut d.view_mut(), &experts.poison()).unwrap();
         fresh.launch(&graph).unwrap();
-        fresh.synchronize().unwrap();
+        assert!(fresh.read_bytes(&d.view()).unwrap() == results[3], "{desc}: a graph without its plan");
     }
 }
 
@@ -233,6 +238,7 @@ fn another_problem_is_refused_by_what_differs() {
     let mut d = experts.d(&handle);
     handle.grouped_gemm(experts.asked(&mut d, &mut clamped).unwrap()).unwrap();
     let want = handle.read_bytes(&d.view()).unwrap();
+    handle.write(&mut clamped.view_mut(), &[77u32]).unwrap();
 
     refused(
         capture_owned(&handle, || handle.plan_grouped(&planned).map(drop)).map(drop),
@@ -255,6 +261,7 @@ fn another_problem_is_refused_by_what_differs() {
         (with(|it| it.a = Scheme::Nvfp4Row.into()), "A = nvfp4-row where nvfp4 was planned"),
         (with(|it| it.a = Operand::Plain(DType::Bf16)), "A = bf16 where nvfp4 was planned"),
         (with(|it| it.b = Scheme::Nvfp4Row), "scheme of B = nvfp4-row where nvfp4 was planned"),
+        (planned.with_b_order(CodeOrder::Repacked), "order of the codes of B = repacked where published was planned"),
         (with(|it| it.out = DType::F32), "type of D = f32 where bf16 was planned"),
         (planned.with_out_stride(N + 8), "row stride of D = 264 where 256 was planned"),
         (with(|it| it.bias = None), "bias = None where Some(Bf16) was planned"),
@@ -274,6 +281,7 @@ fn another_problem_is_refused_by_what_differs() {
         let args = others.asked(&mut d, &mut clamped).unwrap();
         refused(plan.execute(&handle, args), &[rule[0], found, rule[1], rule[2]]);
         assert!(handle.read_bytes(&d.view()).unwrap() == others.poison(), "{found}: written although refused");
+        assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [77], "{found}: counted although refused");
     }
     // One product a slot may be left open, and is asked for where it was not planned.
     let launched = with(|it| (it.product_a_slot, it.streams) = (false, None));
@@ -281,8 +289,12 @@ fn another_problem_is_refused_by_what_differs() {
         let mut one_launch = handle.plan_grouped(&launched).unwrap();
         let args = experts.asked(&mut d, &mut clamped).unwrap().streams(1);
         refused(one_launch.execute(&handle, args), &["one product a slot = true where false was planned"]);
-        one_launch.execute(&handle, experts.args(&mut d, &mut clamped).unwrap()).unwrap();
+        assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [77], "counted although refused");
+        // As many usual rows as the plan has anyway are none of another plan.
+        let args = experts.args(&mut d, &mut clamped).unwrap().expected_rows(ROOM);
+        one_launch.execute(&handle, args).unwrap();
     }
+    handle.write(&mut clamped.view_mut(), &[77u32]).unwrap();
     // Operands that do not fit together are refused as anywhere.
     let of_five = Experts::new(&handle, &mut rng, with(|it| (it.groups, it.rows) = (5, 5 * ROOM)));
     let mut none = handle.upload(&experts.poison()).unwrap();
@@ -297,6 +309,7 @@ fn another_problem_is_refused_by_what_differs() {
     let args = experts.args(&mut none, &mut clamped).unwrap();
     refused(plan.execute(&other, args), &["executing a plan on another handle than its own"]);
     assert!(handle.read_bytes(&none.view()).unwrap() == experts.poison(), "written although refused");
+    assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [77], "counted although refused");
 
     // Scratch memory that was given back it does not allocate again.
     assert!(handle.scratch_bytes() > 0);
@@ -304,6 +317,7 @@ fn another_problem_is_refused_by_what_differs() {
     let args = experts.args(&mut none, &mut clamped).unwrap();
     refused(plan.execute(&handle, args), &["scratch memory", "holds 0", "plan a grouped product again"]);
     assert!(handle.read_bytes(&none.view()).unwrap() == experts.poison(), "written although refused");
+    assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [77], "counted although refused");
     let mut again = handle.plan_grouped(&planned).unwrap();
     for plan in [&mut plan, &mut again] {
         handle.write(&mut d.view_mut(), &experts.poison()).unwrap();
@@ -312,26 +326,99 @@ fn another_problem_is_refused_by_what_differs() {
     }
 }
 
-/// No groups, no rows, and no columns: planned, and nothing is done.
+/// No groups, no rows, and no columns, by each way: planned, and nothing is done.
 #[test]
 fn nothing_is_planned_too() {
     let Some(handle) = handle() else { return };
-    let none = |groups, slot_rows, n| {
-        GroupedGemmDesc::slots(groups, slot_rows, n, K, Scheme::Nvfp4, Scheme::Nvfp4, DType::Bf16)
-            .with_product_a_slot(true)
-    };
     let counts = handle.upload(&[0i64; GROUPS]).unwrap();
+    let x = handle.alloc(GROUPS * ROOM * K * 2).unwrap();
     let mut d = handle.alloc(0).unwrap();
-    for desc in [none(0, ROOM, N), none(GROUPS, 0, N), none(GROUPS, ROOM, 0)] {
-        let mut plan = handle.plan_grouped(&desc).unwrap();
-        assert!(plan.explain().contains("one product a slot"), "{}", plan.explain());
-        let zeros = |rows| QuantMatrix::zeros(&handle, Scheme::Nvfp4, rows, K).unwrap();
-        let (a, b) = (zeros(desc.rows), zeros(desc.groups * desc.n));
-        let rows = GroupedRows::Masked { slot_rows: desc.slot_rows.unwrap(), counts: counts.view() };
-        let to = MatMut::new(&mut d, DType::Bf16, desc.rows, desc.n).unwrap();
-        plan.execute(&handle, GroupedGemmArgs::new(&a, &b, desc.groups, rows, to)).unwrap();
+    let (vectors, tiles) = (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3));
+    let ways: [(Operand, Scheme, &str); 4] = [
+        (Scheme::Nvfp4.into(), Scheme::Nvfp4, "one product a slot"),
+        (vectors.into(), tiles, "because our kernels for sm_90 serve this pair"),
+        (Operand::Plain(DType::Bf16), Scheme::Nvfp4, "because A is plain"),
+        (Scheme::Nvfp4.into(), Scheme::Nvfp4, "behind a launch that dequantizes all of A"),
+    ];
+    let hopper = KernelFamily::Sm90.runs_on(handle.device().compute_capability);
+    for (at, (a, b, says)) in ways.into_iter().enumerate().take(if hopper { 4 } else { 1 }) {
+        for (groups, slot_rows, n) in [(0, ROOM, N), (GROUPS, 0, N), (GROUPS, ROOM, 0)] {
+            let desc = GroupedGemmDesc::slots(groups, slot_rows, n, K, a, b, DType::Bf16).with_product_a_slot(at == 0);
+            let mut plan = handle.plan_grouped(&desc).unwrap();
+            assert!(plan.explain().contains(says), "{says:?} is not in {}", plan.explain());
+            let zeros = |scheme, rows| QuantMatrix::zeros(&handle, scheme, rows, K).unwrap();
+            let (quantized, b) = (a.scheme().map(|a| zeros(a, desc.rows)), zeros(b, groups * n));
+            let rows = GroupedRows::Masked { slot_rows, counts: counts.view() };
+            let to = MatMut::new(&mut d, DType::Bf16, desc.rows, n).unwrap();
+            let args = match &quantized {
+                Some(a) => GroupedGemmArgs::new(a, &b, groups, rows, to),
+                None => {
+                    let x = MatRef::new(&x, DType::Bf16, desc.rows, K).unwrap();
+                    GroupedGemmArgs::weight_only(x, &b, groups, rows, to)
+                }
+            };
+            plan.execute(&handle, args).unwrap_or_else(|error| panic!("{desc}: {error}"));
+        }
     }
     handle.synchronize().unwrap();
+}
+
+/// Plans of different ways on one handle, of which later ones move the scratch memory while a graph of the first is there: calls and graph in turns.
+#[test]
+fn plans_share_a_handle_in_turns() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(404);
+    let hopper = KernelFamily::Sm90.runs_on(handle.device().compute_capability);
+    let scheme = Scheme::Mxfp8(E4M3);
+    let descs = match hopper {
+        // Numbers of A of 64 KiB, and of 8 MiB: scratch memory grows in steps of 2 MiB.
+        true => vec![
+            slots(16, scheme, scheme),
+            in_slots(),
+            GroupedGemmDesc::slots(GROUPS, 8 * ROOM, 2 * N, 2 * K, scheme, scheme, DType::Bf16).with_expected_rows(4),
+        ],
+        false => vec![in_slots(), in_slots().with_streams(2).with_bias(DType::F32)],
+    };
+    let mut clamped = handle.upload(&[77u32]).unwrap();
+    let all: Vec<Experts> = descs.into_iter().map(|desc| Experts::new(&handle, &mut rng, desc)).collect();
+    let mut wanted = |experts: &Experts| {
+        let mut d = experts.d(&handle);
+        handle.grouped_gemm(experts.asked(&mut d, &mut clamped).unwrap()).unwrap();
+        let want = handle.read_bytes(&d.view()).unwrap();
+        assert!(want.iter().any(|byte| *byte != 0xFF), "{}: something is stored", experts.desc);
+        want
+    };
+    let want: Vec<_> = all.iter().map(&mut wanted).collect();
+
+    let fresh = required(Handle::new(0)).unwrap();
+    let mut d: Vec<_> = all.iter().map(|experts| experts.d(&handle)).collect();
+    let mut of_graph = all[0].d(&handle);
+    handle.synchronize().unwrap();
+    let mut plans = vec![fresh.plan_grouped(&all[0].desc).unwrap()];
+    let graph = capture_owned(&fresh, || plans[0].execute(&fresh, all[0].args(&mut of_graph, &mut clamped)?)).unwrap();
+    let before = fresh.scratch_bytes();
+    plans.extend(all[1..].iter().map(|experts| fresh.plan_grouped(&experts.desc).unwrap()));
+    assert!(fresh.scratch_bytes() > before || !hopper, "{before} bytes before, {} now", fresh.scratch_bytes());
+    let calls = plans.len() + 1;
+    for first in 0..calls {
+        for (experts, d) in all.iter().zip(&mut d).chain([(&all[0], &mut of_graph)]) {
+            fresh.write(&mut d.view_mut(), &experts.poison()).unwrap();
+        }
+        // Nothing waits between them: what one leaves in scratch memory the next overwrites.
+        for at in (first..first + calls).map(|at| at % calls) {
+            match plans.get_mut(at) {
+                Some(plan) => plan.execute(&fresh, all[at].args(&mut d[at], &mut clamped).unwrap()).unwrap(),
+                None => fresh.launch(&graph).unwrap(),
+            }
+        }
+        for (at, (d, want)) in d.iter().zip(&want).chain([(&of_graph, &want[0])]).enumerate() {
+            assert!(
+                fresh.read_bytes(&d.view()).unwrap() == *want,
+                "{first} first: {at} of {} and a graph",
+                plans.len()
+            );
+        }
+    }
 }
 
 /// Grouped tensors as operands, with the scale of each member or one of all, which are two problems.

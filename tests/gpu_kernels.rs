@@ -53,6 +53,7 @@ fn families_are_loaded_outside_of_captures() {
     graph.expect("the capture was harmed");
     assert!(matches!(results[..], [Ok(()), Err(Error::Unsupported { .. })]), "{results:?}");
     plans_of_groups_load_theirs(&handle);
+    plans_of_slots_load_theirs(&handle);
     // Each that this GPU can run; the others say so.
     for family in KernelFamily::ALL {
         let loaded = handle.load_kernels(&[family]);
@@ -101,6 +102,40 @@ fn plans_of_groups_load_theirs(handle: &Handle) {
         assert!(found[of_group.len()..] == *others, "rows of no group, {scheme}");
         assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [u32::from(counts_too)], "{scheme}");
     }
+}
+
+/// The kernels of a slot's product: those that dequantize, which nothing before has used.
+fn plans_of_slots_load_theirs(handle: &Handle) {
+    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
+        println!("skipped: what {} loads for a product depends on what cuBLASLt multiplies", handle.device());
+        return;
+    }
+    let (groups, room, n, k, scheme) = (2, 128, 128, 256, Scheme::Mxfp4);
+    let counts = handle.upload(&[5i64, 128]).unwrap();
+    let desc = GroupedGemmDesc::slots(groups, room, n, k, scheme, scheme, DType::Bf16).with_product_a_slot(true);
+    let load = || {
+        // What becomes of a graph of nothing is no part of this.
+        let mut loaded = None;
+        drop(handle.capture(|| {
+            loaded = Some(handle.load_kernels(&[KernelFamily::Mxfp4]));
+            Ok(())
+        }));
+        loaded.expect("the stream takes a capture")
+    };
+    let text = load().expect_err("loaded before").to_string();
+    assert!(text.contains("loading the mxfp4 kernels"), "{text}");
+    let mut plan = handle.plan_grouped(&desc).unwrap();
+    load().unwrap_or_else(|error| panic!("not loaded by the plan: {error}\n{}", plan.explain()));
+    let zeros = |rows| QuantMatrix::zeros(handle, scheme, rows, k).unwrap();
+    let (x, a, b) = (handle.alloc(0).unwrap(), zeros(groups * room), zeros(groups * n));
+    let (mut d, mut clamped) = (handle.upload(&vec![0xFFu8; groups * room * n * 2]).unwrap(), handle.alloc(4).unwrap());
+    let operands = (&x, &a, &b);
+    let graph = capture_owned(handle, || {
+        let args = args(&desc, operands, &counts, &mut d, &mut clamped)?;
+        plan.execute(handle, args.product_a_slot())
+    });
+    handle.launch(&graph.unwrap()).unwrap();
+    assert!(handle.read_bytes(&d.view()).unwrap().iter().all(|byte| *byte == 0), "zeros times zeros");
 }
 
 fn args<'a>(

@@ -215,16 +215,9 @@ impl GemmDesc {
 
     /// Rows of an A that is given plain may lie apart; those of a quantized one are packed.
     fn check_a_stride(&self) -> Result<()> {
-        let Operand::Plain(dtype) = self.given_a() else {
-            return match self.a_stride == self.k {
-                true => Ok(()),
-                false => Err(Error::shape(
-                    "A",
-                    format!("row stride {} for k = {}", self.a_stride, self.k),
-                    format!("must be k: the rows of a {} matrix are packed", self.a),
-                    "set a stride for a plain A only",
-                )),
-            };
+        let dtype = match self.given_a() {
+            Operand::Plain(dtype) => dtype,
+            Operand::Quantized(a) => return check_packed_a(a, self.a_stride, self.k),
         };
         const LIMIT: usize = i32::MAX as usize - 512;
         let aligned = (self.a_stride.saturating_mul(dtype.bytes())).is_multiple_of(16);
@@ -234,7 +227,7 @@ impl GemmDesc {
         Err(Error::shape(
             "A",
             format!("row stride {} for k = {} ({dtype})", self.a_stride, self.k),
-            format!("must be at least k, and a row must be a multiple of 16 bytes below {LIMIT}"),
+            format!("must be at least k, and a row must be a multiple of 16 bytes, at most {LIMIT}"),
             format!("use a multiple of {} elements", 16 / dtype.bytes()),
         ))
     }
@@ -279,12 +272,25 @@ impl GemmDesc {
     }
 }
 
+/// Refuses rows of a quantized A that would lie apart.
+pub(crate) fn check_packed_a(a: Scheme, a_stride: usize, k: usize) -> Result<()> {
+    if a_stride == k {
+        return Ok(());
+    }
+    Err(Error::shape(
+        "A",
+        format!("row stride {a_stride} for k = {k}"),
+        format!("must be k: the rows of a {a} matrix are packed"),
+        "set a stride for a plain A only",
+    ))
+}
+
 /// Refuses sizes that no way takes.
 pub(crate) fn check_sizes(sizes: &[(&str, usize)]) -> Result<()> {
     // 2^31 bytes from one row to the next gave wrong results before cuBLASLt 13.3 (documented); no real matrix needs it.
     const LIMIT: usize = i32::MAX as usize - 512;
     let Some((name, value)) = sizes.iter().find(|(_, value)| *value > LIMIT) else { return Ok(()) };
-    Err(Error::shape("problem", format!("{name} = {value}"), format!("must be below {LIMIT}"), "split the product"))
+    Err(Error::shape("problem", format!("{name} = {value}"), format!("must be at most {LIMIT}"), "split the product"))
 }
 
 impl fmt::Display for GemmDesc {

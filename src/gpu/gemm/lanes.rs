@@ -54,7 +54,7 @@ impl Lanes {
         Self::new(count, asked, waves, [plan.scratch_bytes(), product.map_or(0, Product::workspace_bytes)])
     }
 
-    fn new(count: usize, asked: Option<usize>, waves: f32, [scratch, workspace]: [usize; 2]) -> Self {
+    pub(super) fn new(count: usize, asked: Option<usize>, waves: f32, [scratch, workspace]: [usize; 2]) -> Self {
         let streams = asked.unwrap_or_else(|| by_rule(waves)).clamp(1, MOST_STREAMS).min(count.max(1));
         Self { streams, asked, count, waves, scratch, workspace }
     }

@@ -2,7 +2,7 @@
 //!
 //! Every product has the plan's algorithm with as much workspace as that takes, wherever it runs, and so the same bits.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::device::fork::Sides;
 use crate::gpu::device::memory::Span;
@@ -66,7 +66,10 @@ impl Handle {
         run: impl FnOnce(ManyPlan<'_>) -> Result<()>,
     ) -> Result<()> {
         let lanes = Lanes::of(plan, many.count, many.streams);
-        self.with_sides(|sides| run(ManyPlan { plan, lanes, sides, many }))
+        self.with_sides(|sides| {
+            check_sides(&lanes, sides.count())?;
+            run(ManyPlan { plan, lanes, sides, many })
+        })
     }
 
     /// Makes streams and memory for these products.
@@ -94,6 +97,18 @@ impl Handle {
         self.reserve_scratch(many.scratch_bytes(&lanes))?;
         Ok(lanes)
     }
+}
+
+/// Refuses fewer streams than a plan made: a [fork](Sides::fork) would take those that are there, and nobody would see it but by the time it takes.
+fn check_sides(lanes: &Lanes, there: usize) -> Result<()> {
+    if lanes.sides() <= there {
+        return Ok(());
+    }
+    Err(Error::unsupported(
+        format!("planned products on {} streams beside the handle's", lanes.sides()),
+        format!("there are {there}"),
+        "this is a bug of scaled-gemm: please report it",
+    ))
 }
 
 impl Many {
@@ -162,7 +177,6 @@ impl ManyPlan<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
     use crate::format::{Recipe, Scheme};
     use crate::gpu::device::graph::CapturedGraph;
     use crate::gpu::device::memory::{DeviceBuffer, raw};
@@ -202,6 +216,35 @@ mod tests {
         let (handle, mut sides) = (Handle::from_stream(context.default_stream()).unwrap(), Sides::default());
         sides.reserve(handle.queue(), 1).unwrap();
         std::thread::spawn(move || sides.reserve(handle.queue(), 2)).join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_planned_call_has_all_its_streams() {
+        let lanes = |streams| Lanes::new(COUNT, Some(streams), 1.0, [0, 0]);
+        for (streams, there) in [(1, 0), (1, 7), (3, 2), (3, 7)] {
+            check_sides(&lanes(streams), there).unwrap();
+        }
+        for (streams, there) in [(2, 0), (3, 1)] {
+            let error = check_sides(&lanes(streams), there).unwrap_err().to_string();
+            let words = [&format!("{} streams beside", streams - 1), &format!("there are {there}"), "is a bug of"];
+            assert!(words.iter().all(|word| error.contains(*word)), "{error}");
+        }
+    }
+
+    /// By a plan of the caller's: first without streams, then with them.
+    #[test]
+    fn a_plan_without_its_streams_is_refused() {
+        let Some(handle) = gpu() else { return };
+        let plan = handle.plan(&GemmDesc::new(SIZE, SIZE, SIZE, Scheme::Nvfp4, Scheme::Nvfp4, DType::F32));
+        let mut plan = plan.unwrap();
+        let many = |streams| Many { count: COUNT, streams: Some(streams), alpha: 1.0, beta: 0.0, beside: 0 };
+        let mut ran = |many| handle.with_many_of(&mut plan, many, |_| Ok(()));
+        ran(many(1)).unwrap();
+        let error = ran(many(3)).unwrap_err().to_string();
+        assert!(error.contains("2 streams beside the handle's") && error.contains("there are 0"), "{error}");
+        let plan = handle.plan(&GemmDesc::new(SIZE, SIZE, SIZE, Scheme::Nvfp4, Scheme::Nvfp4, DType::F32)).unwrap();
+        handle.reserve_many(&plan, many(3)).unwrap();
+        ran(many(3)).unwrap();
     }
 
     /// Captures until no other thread's test has broken it.

@@ -42,20 +42,22 @@ fn cost(config: Sm90Config) -> Cost {
 /// Cycles of a product of so many groups, each of m rows: whole waves of tiles, as every block takes its tiles one after the other.
 fn cycles(config: Sm90Config, groups: usize, mnk: [usize; 3], sm_count: usize) -> usize {
     let [products, rest] = parts_of_time(config, groups, mnk, sm_count);
-    products + rest
+    products.saturating_add(rest)
 }
 
 /// Of one product: its operands are read meanwhile, which with few rows takes longer than to multiply them, and does not hide all of that.
 fn cycles_of_whole(config: Sm90Config, mnk: [usize; 3], sm_count: usize) -> usize {
     let ([m, n, k], [products, rest]) = (mnk, parts_of_time(config, 1, mnk, sm_count));
-    products.max((m + n) * k / BYTES_A_CYCLE + products / 4) + rest
+    let read = (m + n).saturating_mul(k) / BYTES_A_CYCLE;
+    products.max(read.saturating_add(products / 4)).saturating_add(rest)
 }
 
-/// Cycles of the loops over k, and of the rest of each tile.
+/// Cycles of the loops over k, and of the rest of each tile; of problems that no GPU holds no more than a number has.
 fn parts_of_time(config: Sm90Config, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> [usize; 2] {
     let (tile, Cost { block, tile: rest }) = (config.tile(), cost(config));
-    let waves = (groups * tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
-    [waves * k.div_ceil(128).div_ceil(tile.split) * block, waves * rest]
+    let waves = groups.saturating_mul(tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
+    let products = waves.saturating_mul(k.div_ceil(128).div_ceil(tile.split) * block);
+    [products, waves.saturating_mul(rest)]
 }
 
 /// What memory gives in such a cycle.
@@ -81,10 +83,11 @@ pub(crate) fn swiglu_in_steps([m, n, k]: [usize; 3], sm_count: usize) -> Option<
         return None;
     }
     // Neither is faster than a read of B.
-    let read = 2 * n * k / BYTES_A_CYCLE;
+    let read = n.saturating_mul(2).saturating_mul(k) / BYTES_A_CYCLE;
     let fused = swiglu_cycles(1, [m, n, k], sm_count).map(|(cycles, _)| cycles).min()?.max(read);
     let products = order(1, [m, 2 * n, k], sm_count)[0];
-    let steps = cycles(products, 1, [m, 2 * n, k], sm_count).max(read) + 3500 + m * n * 16 / BYTES_A_CYCLE;
+    let pass = 3500 + m * n * 16 / BYTES_A_CYCLE;
+    let steps = cycles(products, 1, [m, 2 * n, k], sm_count).max(read).saturating_add(pass);
     (steps < fused).then_some(products)
 }
 
@@ -100,8 +103,8 @@ fn swiglu_cycles(groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> impl 
             Sm90Config::Tile128x128 => Cost { block: 1150, tile: 3500 },
             _ => Cost { block: 1050, tile: 2400 },
         };
-        let waves = (groups * tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
-        Some((waves * (k.div_ceil(128) * block + rest), config))
+        let waves = groups.saturating_mul(tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
+        Some((waves.saturating_mul(k.div_ceil(128) * block + rest), config))
     })
 }
 
@@ -394,6 +397,18 @@ mod tests {
         // There the one kernel is as fast as the product itself, or the pass takes what is won.
         assert!([32, 64, 256].into_iter().all(|m| steps(m, 28672, 8192).is_none()));
         assert!(steps(1024, 2048, 7168).is_none() && steps(512, 18432, 7168).is_none());
+    }
+
+    /// Cycles of the largest numbers that descriptions allow are no `usize`.
+    #[test]
+    fn the_largest_problems_have_an_order() {
+        let most = i32::MAX as usize - 512;
+        for (groups, mnk) in [(1, [most; 3]), (most, [most; 3]), (most, [1, most, most]), (most, [most, 128, 16])] {
+            assert_eq!(order(groups, mnk, 132).len(), Sm90Config::ALL.iter().filter(|it| is_for_groups(it)).count());
+            assert!([false, true].into_iter().all(|swiglu| !cast_order(swiglu, groups, mnk, 132).is_empty()));
+            assert!(!order_of_whole(mnk, 132).is_empty());
+        }
+        assert!(swiglu_in_steps([MOST_ROWS_IN_STEPS - 1, most, most], 132).is_none());
     }
 
     #[test]

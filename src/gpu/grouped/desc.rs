@@ -7,10 +7,11 @@ use super::rows::expected;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{CodeOrder, DType, Operand, Scheme, pair};
-use crate::gpu::gemm::desc::check_sizes;
+use crate::gpu::gemm::desc::{check_packed_a, check_sizes};
 use crate::gpu::gemm::lanes::check_streams;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::kernels::Sm90Config;
+use crate::gpu::matrix::{check_size, check_strided};
 
 /// One problem: `D_g = activation(alpha * A_g B_gᵀ + bias_g)` of every group g, A_g some rows of A (`rows x k`), B_g `n x k` of B (`groups * n x k`), D `rows x n` row-major.
 ///
@@ -190,7 +191,22 @@ impl GroupedGemmDesc {
         check_numbers(self.out, "store one of them")?;
         check_sizes(&[("rows", rows), ("n", n), ("k", k)])?;
         pair::check_shape(rows, n, k, self.out)?;
+        self.check_places(all)?;
         self.b_order.check(self.b, all, k)
+    }
+
+    /// Refuses strides that no operands have, and operands that no memory holds, with a B of so many rows.
+    fn check_places(&self, all: usize) -> Result<()> {
+        let &Self { rows, n, k, a_stride, .. } = self;
+        match self.a {
+            Operand::Plain(a) => check_strided("A", a, [rows, k], a_stride).map(drop)?,
+            Operand::Quantized(a) => {
+                check_packed_a(a, a_stride, k)?;
+                check_size(a, rows, k)?;
+            }
+        }
+        check_size(self.b, all, k)?;
+        check_strided("D", self.out, [rows, n], self.out_stride).map(drop)
     }
 
     /// Refuses choices that the operands, or other choices, leave no room for.
@@ -237,8 +253,9 @@ impl GroupedGemmDesc {
 
     /// The same problem with the choices of a planned one where it leaves them open.
     pub(super) fn with_choices_of(self, planned: &Self) -> Self {
+        let as_usual = self.expected_rows.is_none() || self.usual_rows() == planned.usual_rows();
         Self {
-            expected_rows: self.expected_rows.or(planned.expected_rows),
+            expected_rows: if as_usual { planned.expected_rows } else { self.expected_rows },
             config: self.config.or(planned.config),
             product_a_slot: self.product_a_slot || planned.product_a_slot,
             streams: self.streams.or(planned.streams),
@@ -363,6 +380,12 @@ mod tests {
         assert_eq!(planned.difference(&other).unwrap(), "streams = Some(3) where Some(2) was planned");
         let config = posed.with_config(Sm90Config::Tile128x128);
         assert_eq!(posed.with_choices_of(&config), config);
+        // As many usual rows as are planned anyway are no other choice: those of a slot, or all.
+        assert_eq!(posed.with_expected_rows(128).with_choices_of(&posed), posed);
+        assert_eq!(posed.with_choices_of(&posed.with_expected_rows(128)), posed.with_expected_rows(128));
+        assert_eq!(posed.with_expected_rows(129).with_choices_of(&posed), posed.with_expected_rows(129));
+        let all = posed.with_expected_rows(512);
+        assert_eq!(posed.with_expected_rows(9999).with_choices_of(&all), all);
         // Nothing else is.
         let biased = planned.with_bias(DType::F32).with_clamped(true);
         assert_eq!(posed.with_choices_of(&biased).bias, None);

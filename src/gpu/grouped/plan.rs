@@ -64,9 +64,9 @@ impl GroupedGemmPlan {
         &self.explained
     }
 
-    /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` of these operands, which are of [`GroupedGemmPlan::desc`]: the bits of [`Handle::grouped_gemm`], which says what is read and written. Groups may have other places and counts at each launch.
+    /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` of these operands, which are of [`GroupedGemmPlan::desc`]: the bits that [`Handle::grouped_gemm`], which says what is read and written, has with the [tuning](Handle::set_tuning) that was set when this was planned. Groups may have other places and counts at each launch.
     ///
-    /// Expected rows, configuration, streams and one product a slot are the plan's where the arguments leave them open; others are refused.
+    /// Expected rows, configuration, streams and one product a slot are the plan's where the arguments leave them open, or ask for what it does anyway; others are refused.
     ///
     /// Enqueued on the handle's stream, and on those that the plan made: allocates nothing, waits for nothing; safe inside graph capture, which keeps the addresses and alpha it saw.
     ///
@@ -75,14 +75,17 @@ impl GroupedGemmPlan {
     /// operands of another GPU, in a capture for borrowed memory, and after [`Handle::trim_scratch`], where the product takes scratch memory: plan again; [`Error::Cublas`] or [`Error::Driver`] if a launch fails.
     pub fn execute(&mut self, handle: &Handle, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         handle.check_own(self.handle_id, "executing a plan")?;
-        check_as_planned(&self.desc, &args.desc()?)?;
+        check_as_planned(&self.desc, &args.desc()?, &self.way)?;
         args.multiply(handle, &self.desc, &self.way, self.of_slot.as_mut())
     }
 }
 
-/// Refuses another problem.
-fn check_as_planned(planned: &GroupedGemmDesc, posed: &GroupedGemmDesc) -> Result<()> {
-    let posed = posed.with_choices_of(planned);
+/// Refuses another problem. One product a slot may be asked for where that is the way anyway.
+fn check_as_planned(planned: &GroupedGemmDesc, posed: &GroupedGemmDesc, way: &Way) -> Result<()> {
+    let mut posed = posed.with_choices_of(planned);
+    if matches!(way, Way::Slots(_)) {
+        posed.product_a_slot = planned.product_a_slot;
+    }
     match posed == *planned {
         true => Ok(()),
         false => Err(Error::shape(
@@ -104,12 +107,19 @@ mod tests {
         let (a, b) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
         let of = |groups| GroupedGemmDesc::slots(groups, 128, 256, 512, a, b, DType::Bf16);
         let planned = of(4).with_expected_rows(7);
-        check_as_planned(&planned, &of(4)).unwrap();
-        check_as_planned(&planned, &of(4).with_expected_rows(7)).unwrap();
-        for (posed, found) in
-            [(of(5), "groups = 5 where 4 was planned"), (of(4).with_expected_rows(8), "expected rows = Some(8) where")]
-        {
-            let text = check_as_planned(&planned, &posed).unwrap_err().to_string();
+        let slots = Way::Slots("a test".to_string());
+        let launch = planned.way(&crate::gpu::grouped::way::tests::gpu((9, 0))).unwrap();
+        for way in [&launch, &slots] {
+            check_as_planned(&planned, &of(4), way).unwrap();
+            check_as_planned(&planned, &of(4).with_expected_rows(7), way).unwrap();
+        }
+        check_as_planned(&planned, &of(4).with_product_a_slot(true), &slots).unwrap();
+        for (posed, found) in [
+            (of(5), "groups = 5 where 4 was planned"),
+            (of(4).with_expected_rows(8), "expected rows = Some(8) where"),
+            (of(4).with_product_a_slot(true), "one product a slot = true where false was planned"),
+        ] {
+            let text = check_as_planned(&planned, &posed, &launch).unwrap_err().to_string();
             for word in ["operands of groups", found, "GroupedGemmPlan::desc", "make a plan", "Handle::grouped_gemm"] {
                 assert!(text.contains(word), "{text:?} lacks {word:?}");
             }

@@ -6,6 +6,7 @@ use super::{GroupedGemmArgs, GroupedGemmDesc};
 use crate::epilogue::Epilogue;
 use crate::error::{Error, Result};
 use crate::format::Scheme;
+use crate::gpu::device::info::DeviceInfo;
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::Spans;
 use crate::gpu::gemm::desc::GemmDesc;
@@ -65,6 +66,11 @@ fn of_slot(desc: &GroupedGemmDesc) -> GemmDesc {
         .with_b_order(b_order)
         .with_out_stride(out_stride)
         .with_epilogue(Epilogue { bias, activation, ..Epilogue::default() })
+}
+
+/// Refuses what no plan of a slot's product takes.
+pub(super) fn check(desc: &GroupedGemmDesc, device: &DeviceInfo) -> Result<()> {
+    if desc.groups > 0 { of_slot(desc).check(&device.to_string()) } else { Ok(()) }
 }
 
 /// The products of all slots.

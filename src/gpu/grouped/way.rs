@@ -9,7 +9,9 @@ use crate::gpu::gemm::our_pairs::{Sm90Pair, grouped_pair};
 use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{KernelFamily, Sm90Along, Sm90Config, SmallMGroupsConfig, SmallMWeights};
+use crate::gpu::kernels::{
+    KernelFamily, Sm90Along, Sm90Call, Sm90Config, SmallMGroupsConfig, SmallMWeights, SmallMWeightsCall,
+};
 use crate::gpu::lt::why_not_grouped;
 
 /// Of rows with block scales in slots: up to so many of a group one launch that decodes weights is faster than a product a slot, which reads and writes them as numbers (H200, 2026-11, the
@@ -104,6 +106,8 @@ impl GroupedGemmDesc {
             Ok(_) if self.product_a_slot => "it is asked for".to_string(),
             Ok(pair) if (major, minor) == HOPPER => {
                 config.map_or(Ok(()), |config| pair.check_groups(Sm90Along::Rows, config))?;
+                Sm90Call::check_shape([self.rows, self.n, self.k], self.groups, [self.groups, 1])?;
+                Sm90Call::check_d_stride(self.n, self.out_stride, self.out)?;
                 return Ok(Way::Launch(pair, self.chosen(pair, device.sm_count as usize)));
             }
             Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
@@ -126,7 +130,10 @@ impl GroupedGemmDesc {
             return self.few_rows(weights, dtype);
         }
         match in_slots {
-            None => Ok(Way::Slots(reason)),
+            None => {
+                slots::check(self, device)?;
+                Ok(Way::Slots(reason))
+            }
             Some(why) if self.product_a_slot => Err(Error::unsupported(
                 format!("one product a slot of {a} x {b}"),
                 why,
@@ -143,8 +150,10 @@ impl GroupedGemmDesc {
     }
 
     fn few_rows(&self, weights: SmallMWeights, dtype: DType) -> Result<Way> {
-        weights.check_shape([self.rows, self.n, self.k], self.groups.saturating_mul(self.n))?;
-        Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), self.k)?, dtype))
+        let config = few::config(weights, self.usual_rows(), self.k)?;
+        config.check_shape(weights, [self.rows, self.n, self.k], Some(self.groups), false)?;
+        SmallMWeightsCall::check_a_stride(self.a_stride, self.k)?;
+        Ok(Way::FewRows(weights, config, dtype))
     }
 
     /// The configuration asked for, or the one that should be fastest.
@@ -156,7 +165,7 @@ impl GroupedGemmDesc {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::format::{CodeOrder, Fp8Format};
     use crate::gpu::kernels::SmallMGroupsConfig;
@@ -166,7 +175,7 @@ mod tests {
     const BLK: Scheme = Scheme::Fp8Group128x128(F);
     const BF16: Operand = Operand::Plain(DType::Bf16);
 
-    fn gpu(compute_capability: (u32, u32)) -> DeviceInfo {
+    pub(in crate::gpu::grouped) fn gpu(compute_capability: (u32, u32)) -> DeviceInfo {
         DeviceInfo {
             ordinal: 0,
             name: "a GPU".to_string(),
@@ -229,6 +238,11 @@ mod tests {
         assert!(words(slots(128, rows, rows), &gpu((8, 9))).contains("for sm_90, and this GPU is sm_89"));
     }
 
+    fn refused(desc: GroupedGemmDesc, device: &DeviceInfo, words: &[&str]) {
+        let text = desc.way(device).map(|way| format!("{desc}: {way:?}")).unwrap_err().to_string();
+        words.iter().for_each(|word| assert!(text.contains(word), "{text:?} lacks {word:?}"));
+    }
+
     #[test]
     fn what_no_way_takes_is_refused_before_there_are_operands() {
         let nvfp4 = Scheme::Nvfp4;
@@ -255,16 +269,67 @@ mod tests {
             (GroupedGemmDesc { groups: 1 << 31, n: 0, ..contiguous(VEC, BLK) }, &["fewer than 2^31 groups"]),
             (
                 GroupedGemmDesc { rows: usize::MAX, ..contiguous(BF16, nvfp4) },
-                &["rows = 18446744073709551615", "below"],
+                &["rows = 18446744073709551615", "at most 2147483135"],
             ),
             (GroupedGemmDesc { out: DType::E4M3, ..contiguous(VEC, BLK) }, &["e4m3", "is not bf16, f16 or f32"]),
         ];
-        let refused = |desc: GroupedGemmDesc, device: &DeviceInfo, words: &[&str]| {
-            let text = desc.way(device).map(|way| format!("{desc}: {way:?}")).unwrap_err().to_string();
-            words.iter().for_each(|word| assert!(text.contains(word), "{text:?} lacks {word:?}"));
-        };
         hopper.into_iter().for_each(|(desc, words)| refused(desc, &gpu((9, 0)), words));
         refused(contiguous(VEC, VEC), &gpu((8, 0)), &["this GPU is sm_80", "the device alone knows"]);
         refused(slots(4, BF16, nvfp4), &gpu((8, 0)), &["bf16 x nvfp4", "are for sm_90, and this GPU is sm_80"]);
+    }
+
+    /// What launches, plans and operands would refuse at every call.
+    #[test]
+    fn strides_and_sizes_that_no_call_takes_are_refused_before_there_are_operands() {
+        let (nvfp4, most) = (Scheme::Nvfp4, (1 << 31) - 1024);
+        let shaped =
+            |groups, rows, n, k, a: Operand, b| GroupedGemmDesc::contiguous(groups, rows, n, k, a, b, DType::Bf16);
+        let sm90 = |groups, rows, n, k| shaped(groups, rows, n, k, VEC.into(), BLK);
+        let few = |groups, rows, n| shaped(groups, rows, n, 128, BF16, nvfp4);
+        let in_slots = slots(128, nvfp4, nvfp4).with_product_a_slot(true);
+        let largest = sm90((1 << 31) - 1, most, most, most);
+        let limits = "the rows of B and D and the tiles of 64 x 32 of all groups must be below 2^31; split";
+        let cases: [(GroupedGemmDesc, &[&str]); 19] = [
+            (largest, &["fp8-1x128:e4m3 matrix: 2147482624 x 2147482624", "larger than the address space"]),
+            (largest.with_expected_rows(most), &["fp8-1x128:e4m3 matrix", "larger than the address space"]),
+            (sm90(1 << 21, 1 << 10, 1 << 10, 128), &["m = 1024, n = 1024, k = 128, 2097152 groups", limits]),
+            (sm90(1 << 20, 1 << 22, 1 << 10, 128).with_expected_rows(4), &["1048576 groups", limits]),
+            (few(8, (1 << 30) + 4, 128), &["m = 1073741828, n = 128", "rows of A and of B at most 2^30", "pad"]),
+            (few(1 << 24, 1024, 128), &["m = 1024, n = 128", "rows of A and of B at most 2^30"]),
+            (few(1, 1 << 29, 1 << 13), &["m = 536870912, n = 8192", "parts of D must be fewer than 2^28", "split"]),
+            (contiguous(VEC, BLK).with_out_stride(4088), &["D: row stride 4088 for 4096 columns", "at least"]),
+            (contiguous(BF16, nvfp4).with_out_stride(4095), &["D: row stride 4095 for 4096 columns", "at least"]),
+            (in_slots.with_out_stride(4088), &["D: row stride 4088 for 4096 columns", "at least"]),
+            (
+                contiguous(VEC, BLK).with_out_stride(4100),
+                &["D: row stride 4100 (bf16) for n = 4096", "multiple of 16 bytes", "pad the rows of D"],
+            ),
+            (in_slots.with_out_stride(4100), &["D: row stride 4100 for n = 4096 (bf16)", "16 bytes", "multiple of 8"]),
+            (in_slots.with_out_stride(1 << 29), &["row stride of D = 2147483648", "at most 2147483135", "split"]),
+            (contiguous(VEC, BLK).with_out_stride(1 << 60), &["D: 1024 x 4096 bf16", "overflow the address space"]),
+            (contiguous(BF16, nvfp4).with_a_stride(7160), &["A: row stride 7160 for 7168 columns", "at least"]),
+            (contiguous(BF16, nvfp4).with_a_stride(1 << 60), &["A: 1024 x 7168 bf16", "overflow the address space"]),
+            (
+                contiguous(BF16, nvfp4).with_a_stride(7172),
+                &["A: row stride 7172 for k = 7168", "no shorter than a row, and a multiple of 8", "or copy"],
+            ),
+            (
+                contiguous(VEC, BLK).with_a_stride(7184),
+                &["A: row stride 7184 for k = 7168", "fp8-1x128:e4m3", "packed"],
+            ),
+            (in_slots.with_a_stride(7184), &["A: row stride 7184 for k = 7168", "nvfp4 matrix are packed", "plain A"]),
+        ];
+        cases.into_iter().for_each(|(desc, words)| refused(desc, &gpu((9, 0)), words));
+        // What they take is taken.
+        for desc in [
+            contiguous(VEC, BLK).with_out_stride(4104),
+            in_slots.with_out_stride(4104),
+            contiguous(BF16, nvfp4).with_out_stride(4097).with_a_stride(7176),
+            GroupedGemmDesc { groups: 0, ..in_slots.with_out_stride(4100) },
+            sm90(1 << 10, 1 << 20, 1 << 10, 1 << 14).with_expected_rows(most),
+            few(1 << 10, 1 << 30, 128),
+        ] {
+            desc.way(&gpu((9, 0))).unwrap_or_else(|error| panic!("{desc}: {error}"));
+        }
     }
 }

@@ -179,11 +179,8 @@ impl Sm90Call<'_> {
         }
     }
 
-    /// Every length and alignment against what the kernel touches. Scales are copied 16 bytes at a time: as far as the rows of
-    /// [`ScaleLayout::Vec128`] are padded, or those of four k-blocks, as [`ScaleLayout::Blk128`] is padded: all of it lies inside.
-    pub(super) fn check(&self) -> Result<()> {
-        let Self { m, n, k, .. } = *self;
-        let (groups, parts, [of_b, of_d]) = (self.group_count(), self.parts(), self.matrices());
+    /// Refuses products that the kernels do not count: of so many groups, and so many matrices in B and in D.
+    pub(crate) fn check_shape([m, n, k]: [usize; 3], groups: usize, [in_b, in_d]: [usize; 2]) -> Result<()> {
         let shape = || format!("m = {m}, n = {n}, k = {k}, {groups} groups");
         if k == 0 || !k.is_multiple_of(16) || !n.is_multiple_of(8) {
             let rule = "k must be a multiple of 16 above 0, n a multiple of 8";
@@ -193,14 +190,36 @@ impl Sm90Call<'_> {
         let fits = |count: Option<usize>| count.is_some_and(|count| count < 1 << 31);
         let tile = Sm90Config::Tile64x32.tile();
         let tiles = || m.div_ceil(tile.rows).checked_mul(n.div_ceil(tile.cols))?.checked_mul(groups);
-        if ![m.checked_mul(of_d), Some(k), Some(groups), n.checked_mul(of_b * parts), tiles()].into_iter().all(fits) {
-            return Err(Error::shape(
-                "A and B",
-                shape(),
-                "k, the groups, the rows of B and D and the tiles of 64 x 32 of all groups must be below 2^31",
-                "split the product",
-            ));
+        if [m.checked_mul(in_d), Some(k), Some(groups), n.checked_mul(in_b), tiles()].into_iter().all(fits) {
+            return Ok(());
         }
+        Err(Error::shape(
+            "A and B",
+            shape(),
+            "k, the groups, the rows of B and D and the tiles of 64 x 32 of all groups must be below 2^31",
+            "split the product",
+        ))
+    }
+
+    /// Refuses rows of a D of numbers that the kernels do not store.
+    pub(crate) fn check_d_stride(n: usize, d_stride: usize, d_type: DType) -> Result<()> {
+        if d_stride >= n && d_stride.is_multiple_of(16 / d_type.bytes()) {
+            return Ok(());
+        }
+        Err(Error::shape(
+            "D",
+            format!("row stride {d_stride} ({d_type}) for n = {n}"),
+            "must be a multiple of 16 bytes, no shorter than a row",
+            "pad the rows of D",
+        ))
+    }
+
+    /// Every length and alignment against what the kernel touches. Scales are copied 16 bytes at a time: as far as the rows of
+    /// [`ScaleLayout::Vec128`] are padded, or those of four k-blocks, as [`ScaleLayout::Blk128`] is padded: all of it lies inside.
+    pub(super) fn check(&self) -> Result<()> {
+        let Self { m, n, k, .. } = *self;
+        let (groups, parts, [of_b, of_d]) = (self.group_count(), self.parts(), self.matrices());
+        Self::check_shape([m, n, k], groups, [of_b * parts, of_d])?;
         self.groups.map_or(Ok(()), |groups| groups.check([m, n, k]))?;
         self.check_along()?;
         self.check_end()?;
@@ -227,14 +246,7 @@ impl Sm90Call<'_> {
         if wide_code(self.d_type).is_err() {
             return Err(Error::dtype("D", self.d_type, "is not bf16, f16 or f32", "store one of them"));
         }
-        if self.d_stride < n || !self.d_stride.is_multiple_of(16 / self.d_type.bytes()) {
-            return Err(Error::shape(
-                "D",
-                format!("row stride {} ({}) for n = {n}", self.d_stride, self.d_type),
-                "must be a multiple of 16 bytes, no shorter than a row",
-                "pad the rows of D",
-            ));
-        }
+        Self::check_d_stride(n, self.d_stride, self.d_type)?;
         check_bytes("D", self.d, extent(m * of_d, n, self.d_stride) * self.d_type.bytes())?;
         check_aligned("D", self.d, 16)?;
         self.check_epilogue()

@@ -57,6 +57,39 @@ impl SmallMGroupsConfig {
         Ok(Self { tokens, tile: SmallMConfig::new(block, split)? })
     }
 
+    /// Parts of D at the most: of each group a part of its last rows, beside those of all rows. Without groups all rows are one's.
+    fn units(self, [m, n]: [usize; 2], groups: Option<usize>, gated: bool) -> usize {
+        let tiles = n / if gated { 64 } else { 128 };
+        let parts = match groups {
+            None => m.div_ceil(self.tokens),
+            Some(groups) => m / self.tokens + groups.min(m),
+        };
+        parts.saturating_mul(tiles)
+    }
+
+    /// Rows of B, after refusing what the kernels do not count.
+    pub(crate) fn check_shape(
+        self,
+        weights: SmallMWeights,
+        [m, n, k]: [usize; 3],
+        groups: Option<usize>,
+        gated: bool,
+    ) -> Result<usize> {
+        let shape = || format!("m = {m}, n = {n}, k = {k}");
+        let rule = "n must be a multiple of 128, and rows of A and of B at most 2^30";
+        let b_rows = groups.unwrap_or(1).checked_mul(n).and_then(|rows| rows.checked_mul(if gated { 2 } else { 1 }));
+        let b_rows = b_rows.filter(|b_rows| n.is_multiple_of(128) && m.max(*b_rows) <= MOST_LENGTH);
+        let b_rows = b_rows.ok_or_else(|| Error::shape("A and B", shape(), rule, "pad the rows of each matrix"))?;
+        // Places in the kernel, and bytes from a row of the one matrix to that of the other, have 32 bits.
+        let far = n.saturating_add(128).saturating_mul(weights.code_bytes(1, k.max(2)));
+        if self.units([m, n], groups, gated) >= 1 << 28 || (gated && far >= 1 << 32) {
+            let rule = "parts of D must be fewer than 2^28, and one of two matrices smaller than 4 GiB";
+            return Err(Error::shape("A and B", shape(), rule, "split the product"));
+        }
+        weights.check_shape([m, n, k], b_rows)?;
+        Ok(b_rows)
+    }
+
     /// With sums in the order of this configuration of tiles.
     pub(crate) fn with_tile(self, tile: SmallMConfig) -> Self {
         Self { tile, ..self }
@@ -139,38 +172,19 @@ struct SmallMGroups {
 }
 
 impl SmallMGroupsCall<'_> {
-    /// Rows of B.
-    fn b_rows(&self) -> Option<usize> {
-        let groups = self.groups.as_ref().map_or(1, |groups| groups.count);
-        groups.checked_mul(self.product.n)?.checked_mul(if self.gated { 2 } else { 1 })
+    fn count(&self) -> Option<usize> {
+        self.groups.as_ref().map(|groups| groups.count)
     }
 
-    /// Parts of D at the most: of each group a part of its last rows, beside those of all rows.
     fn units(&self) -> usize {
-        let groups = self.groups.as_ref().map_or(1, |groups| groups.count);
-        let (m, n) = (self.product.m, self.product.n);
-        let tiles = n / if self.gated { 64 } else { 128 };
-        if self.groups.is_none() {
-            m.div_ceil(self.config.tokens) * tiles
-        } else {
-            (m / self.config.tokens + groups.min(m)) * tiles
-        }
+        self.config.units([self.product.m, self.product.n], self.count(), self.gated)
     }
 
     /// Every length and alignment against what the kernel touches. What counts and starts say the kernel clamps.
     fn check(&self) -> Result<usize> {
         let product = &self.product;
         let (m, n, k) = (product.m, product.n, product.k);
-        let shape = || format!("m = {m}, n = {n}, k = {k}");
-        let rule = "n must be a multiple of 128, and rows of A and of B at most 2^30";
-        let b_rows = self.b_rows().filter(|b_rows| n.is_multiple_of(128) && m.max(*b_rows) <= MOST_LENGTH);
-        let b_rows = b_rows.ok_or_else(|| Error::shape("A and B", shape(), rule, "pad the rows of each matrix"))?;
-        // Places in the kernel, and bytes from a row of the one matrix to that of the other, have 32 bits.
-        let far = n.saturating_add(128).saturating_mul(product.weights.code_bytes(1, k.max(2)));
-        if self.units() >= 1 << 28 || (self.gated && far >= 1 << 32) {
-            let rule = "parts of D must be fewer than 2^28, and one of two matrices smaller than 4 GiB";
-            return Err(Error::shape("A and B", shape(), rule, "split the product"));
-        }
+        let b_rows = self.config.check_shape(product.weights, [m, n, k], self.count(), self.gated)?;
         if product.end.residual.is_some() || product.end.beta != 0.0 {
             return Err(Error::unsupported(
                 "a residual or a beta in a product of groups",
@@ -178,7 +192,7 @@ impl SmallMGroupsCall<'_> {
                 "report it: a launch of this crate asked for it",
             ));
         }
-        product.check_memory(b_rows, self.groups.as_ref().map_or(1, |groups| groups.count))?;
+        product.check_memory(b_rows, self.count().unwrap_or(1))?;
         if let Some((bias, dtype)) = product.end.bias {
             check_bytes("bias", bias, b_rows * dtype.bytes())?;
         }

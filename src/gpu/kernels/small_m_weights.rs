@@ -181,6 +181,16 @@ impl SmallMWeights {
 }
 
 impl<'a> SmallMWeightsCall<'a> {
+    /// Refuses rows of A that the kernels do not read.
+    pub(crate) fn check_a_stride(a_stride: usize, k: usize) -> Result<()> {
+        if a_stride >= k && a_stride.is_multiple_of(8) {
+            return Ok(());
+        }
+        let found = format!("row stride {a_stride} for k = {k}");
+        let rule = "must be no shorter than a row, and a multiple of 8";
+        Err(Error::shape("A", found, rule, "pass the stride of its rows, or copy"))
+    }
+
     /// Every length and alignment against what the kernel touches.
     fn check(&self) -> Result<()> {
         let Self { m, n, k, .. } = *self;
@@ -227,11 +237,7 @@ impl<'a> SmallMWeightsCall<'a> {
         if !matches!(self.a_type, DType::Bf16 | DType::F16) {
             return Err(Error::dtype("A", self.a_type, "is not bf16 or f16", "convert it first"));
         }
-        if a_stride < k || !a_stride.is_multiple_of(8) {
-            let found = format!("row stride {a_stride} for k = {k}");
-            let rule = "must be no shorter than a row, and a multiple of 8";
-            return Err(Error::shape("A", found, rule, "pass the stride of its rows, or copy"));
-        }
+        Self::check_a_stride(a_stride, k)?;
         check_bytes("A", self.a, extent(m, k, a_stride) * 2)?;
         check_aligned("A", self.a, 16)?;
         check_bytes("B", self.codes, weights.code_bytes(b_rows, k))?;

@@ -95,28 +95,38 @@ fn check_address(operand: &str, address: Option<u64>, dtype: DType) -> Result<()
     }
 }
 
-/// Refuses a stride below the row length and memory too short for the matrix.
-fn check_matrix(bytes: usize, dtype: DType, rows: usize, cols: usize, row_stride: usize) -> Result<()> {
+/// Bytes of a strided matrix, after refusing a stride below the row length and a matrix that no memory holds.
+pub(crate) fn check_strided(operand: &str, dtype: DType, [rows, cols]: [usize; 2], row_stride: usize) -> Result<usize> {
     if row_stride < cols {
         return Err(Error::shape(
-            "matrix",
+            operand,
             format!("row stride {row_stride} for {cols} columns"),
             "must be at least the number of columns",
             "give the stride in elements, not in bytes",
         ));
     }
-    match extent_bytes(dtype, rows, cols, row_stride) {
-        Some(needed) if needed <= bytes => Ok(()),
-        needed => Err(Error::shape(
-            "matrix",
-            format!("{bytes} bytes for {rows} x {cols} {dtype} with row stride {row_stride}"),
-            match needed {
-                Some(needed) => format!("must be at least {needed} bytes"),
-                None => "overflow the address space".to_string(),
-            },
-            "pass the whole buffer, or the shape that it really has",
-        )),
+    extent_bytes(dtype, rows, cols, row_stride).ok_or_else(|| {
+        Error::shape(
+            operand,
+            format!("{rows} x {cols} {dtype} with row stride {row_stride}"),
+            "must not overflow the address space",
+            "pass the shape that it really has",
+        )
+    })
+}
+
+/// The same, and refuses memory too short for the matrix.
+fn check_matrix(bytes: usize, dtype: DType, rows: usize, cols: usize, row_stride: usize) -> Result<()> {
+    let needed = check_strided("matrix", dtype, [rows, cols], row_stride)?;
+    if needed <= bytes {
+        return Ok(());
     }
+    Err(Error::shape(
+        "matrix",
+        format!("{bytes} bytes for {rows} x {cols} {dtype} with row stride {row_stride}"),
+        format!("must be at least {needed} bytes"),
+        "pass the whole buffer, or the shape that it really has",
+    ))
 }
 
 /// What is said of a matrix, whether it is for reading or for writing.

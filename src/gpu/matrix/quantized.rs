@@ -369,7 +369,7 @@ fn check_parts(scheme: Scheme, rows: usize, cols: usize, found: [(u64, usize); 3
 }
 
 /// Refuses sizes whose byte counts do not fit in an `isize`, and rows of half-byte codes that are not whole.
-fn check_size(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
+pub(crate) fn check_size(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
     if scheme.spec().format == CodeFormat::E2M1 && !cols.is_multiple_of(16) {
         return Err(Error::shape(
             format!("{scheme} matrix"),
