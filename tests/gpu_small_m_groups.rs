@@ -305,8 +305,10 @@ fn two_matrices_side_by_side() {
             let args = FusedGemmArgs::swiglu_weight_only(of.a(), &of.b, to).alpha(ALPHA);
             let text = args.explain(&handle).unwrap();
             let (blocks, split) = text.split_once(", k split by ").expect("a split");
-            // E2M1 weights of so few rows: the product in other blocks, and a pass.
-            let passes = is_e2m1(pair.1) && m <= 16 || n == 28672;
+            // E2M1 weights of so few rows: the product in other blocks, and a pass; and of more rows the product by warpgroups.
+            let by_warpgroups = is_e2m1(pair.1) && m > 16 || m > 32;
+            assert_eq!(text.contains("by warpgroup products"), by_warpgroups, "{text}");
+            let passes = is_e2m1(pair.1) || by_warpgroups || n == 28672;
             assert_eq!(text.contains("a pass over both products"), passes, "{text}");
             let block =
                 if passes { blocks.rsplit(' ').next().unwrap().parse().unwrap() } else { tiles(pair.1, k).block() };

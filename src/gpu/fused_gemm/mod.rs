@@ -97,7 +97,7 @@ impl<'a> FusedGemmArgs<'a> {
     /// [`reference::swiglu`](crate::reference::swiglu) of the two products in FP32.
     ///
     /// Codes are `quantize(D)` of D in FP32, in two launches: the kernel and the quantizer, with D in 4 m n bytes of scratch memory, or both products, in 8 m n bytes, and a pass over
-    /// them that casts ([`FusedGemmArgs::explain`] says which). Of groups they are refused: the quantizer casts every row.
+    /// them that casts; of 17 rows and more often in three, by warpgroup products, with A in scratch memory, too ([`FusedGemmArgs::explain`] says which). Of groups they are refused: the quantizer casts every row.
     ///
     /// ```no_run
     /// use scaled_gemm::{FusedGemmArgs, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, Result};
@@ -435,8 +435,8 @@ impl Handle {
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows and two steps, with
-    /// [`KernelFamily::Fp8`] where few become codes, of a plain A too, [`KernelFamily::SmallMGroups`] and [`KernelFamily::SmallMWeights`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches ([`FusedGemmArgs::explain`]), and waits for nothing:
-    /// safe inside graph capture. Where there are two launches, call it once with these shapes before a capture: scratch memory is reserved then, and refused in a capture.
+    /// [`KernelFamily::Fp8`] where few become codes, of a plain A too, [`KernelFamily::SmallMGroups`] and [`KernelFamily::SmallMWeights`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches or three ([`FusedGemmArgs::explain`]), and waits for nothing:
+    /// safe inside graph capture. Where there are, call it once with these shapes before a capture: scratch memory is reserved then, and refused in a capture.
     /// Groups may have other places and counts at each launch.
     ///
     /// ```no_run

@@ -27,7 +27,7 @@ pub enum Formulation {
     /// [`Accumulation`](crate::Accumulation) is asked for. At most 64 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32, or where it is MXFP8 in
     /// E4M3: codes times block scales as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. Values that B
     /// [keeps](crate::QuantMatrix::keep_dequantized) are not read. The planner takes it for those up to 16 rows (8 where B keeps values and k is below 2048, or MXFP8 weights are few), and where B keeps nothing and
-    /// k is no shorter than 1024 up to 32, for large B up to 64; for more it must be asked for, or tuned. Any number where A is plain and B is FP8 in E4M3,
+    /// k is no shorter than 1024 up to 32, for large B up to 64; on sm_90 up to 64 rows wherever B has some millions of weights, kept values or not (docs/products.md); for others it must be asked for, or tuned. Any number where A is plain and B is FP8 in E4M3,
     /// 64 in each pass over B: codes as BF16 or F16 numbers, FP32 sums, of which scales of 1x128 or 128x128 multiply those of 128 columns. It is the one way to multiply such weights.
     ///
     /// It stores BF16, F16 or F32; E4M3 is left to the epilogue kernel. D needs the

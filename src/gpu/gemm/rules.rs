@@ -65,7 +65,8 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
     }
     // More rows than few come here where there is no other way, which is what the order says then.
     let is_few = small_m_operands(desc).is_some_and(|operands| desc.m <= most_rows(operands));
-    let words = if is_few { "one pass over B for few rows of A (rule from an H200)".to_string() } else { words };
+    let words =
+        if is_few { "one pass over B for few rows of A (rule from an H200 and an H100)".to_string() } else { words };
     (led_by(few, order), words)
 }
 

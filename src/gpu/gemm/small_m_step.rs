@@ -114,9 +114,7 @@ impl SmallMProduct {
         let passes = if self.passes() > 1 { format!(", {} passes over B", self.passes()) } else { String::new() };
         match arranged_bytes(self.config().block().operands(), self.mnk) {
             bytes if bytes > 0 && self.gpu.wgmma && self.config().block().takes_passes() => {
-                format!(
-                    "{passes}, by warpgroup products, behind a kernel that arranges A: {bytes} bytes of scratch memory"
-                )
+                format!("{passes}, by warpgroup products, behind a kernel that arranges A")
             }
             _ => passes,
         }

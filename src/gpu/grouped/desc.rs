@@ -33,7 +33,7 @@ pub struct GroupedGemmDesc {
     pub groups: usize,
     /// Rows of a slot, if groups lie in slots; else where they begin the device alone knows ([`GroupedRows`](crate::GroupedRows)).
     pub slot_rows: Option<usize>,
-    /// Rows of A and D, those between groups too: the most that all groups have together.
+    /// Rows of A and D, those between groups too, exactly as every call has them: pass matrices of the most rows that there may be. Fewer tokens are smaller counts, not a smaller A.
     pub rows: usize,
     /// Rows of B for each group, columns of D.
     pub n: usize,

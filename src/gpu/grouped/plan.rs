@@ -71,7 +71,7 @@ impl GroupedGemmPlan {
     /// Enqueued on the handle's stream, and on those that the plan made: allocates nothing, waits for nothing; safe inside graph capture, which keeps the addresses and alpha it saw.
     ///
     /// # Errors
-    /// Those of [`GroupedGemmArgs::desc`]; [`Error::Shape`] if the problem is not as planned, another number of groups first of all, or what is written overlaps what is read; [`Error::Alignment`]; [`Error::Unsupported`] on another handle, for
+    /// Those of [`GroupedGemmArgs::desc`], first, for operands that do not fit together; [`Error::Shape`] if the problem is not as planned, another number of groups before all else, or what is written overlaps what is read; [`Error::Alignment`]; [`Error::Unsupported`] on another handle, for
     /// operands of another GPU, in a capture for borrowed memory, and after [`Handle::trim_scratch`], where the product takes scratch memory: plan again; [`Error::Cublas`] or [`Error::Driver`] if a launch fails.
     pub fn execute(&mut self, handle: &Handle, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         handle.check_own(self.handle_id, "executing a plan")?;

@@ -48,8 +48,8 @@ impl Derived {
 impl QuantMatrix {
     /// Makes `code[i, j] * block_scale[i, block]` once as a packed `rows x cols` matrix of `dtype`, and keeps it beside the
     /// codes: products with this B by [`Formulation::DequantizedBf16`](crate::gpu::Formulation) then dequantize no weights. Those by
-    /// [`Formulation::SmallM`](crate::gpu::Formulation), on sm_90 planned up to 16 rows, read the codes all the same: weights that multiply no more
-    /// rows need not be kept (but MXFP8 in E5M2). For more rows kept values come first, and above 8 where k is below 2048.
+    /// [`Formulation::SmallM`](crate::gpu::Formulation), on sm_90 planned up to 64 rows where there are 12.6 million weights or more (25.2 of MXFP8), elsewhere and for fewer up to 16, read the codes all the same: weights that multiply no more
+    /// rows need not be kept (but MXFP8 in E5M2). For more rows kept values come first, and above 8 where k is below 2048 and weights are fewer.
     ///
     /// BF16 for most products, where it is exact; F16 for NVFP4 and MXFP4 weights with plain F16 activations, or of NVFP4
     /// products into F16 output. It costs `2 * rows * cols` bytes ([`QuantMatrix::device_bytes`]), four times the codes of NVFP4 and MXFP4. A quantizer
