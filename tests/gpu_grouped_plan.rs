@@ -182,6 +182,7 @@ fn the_first_call_may_be_that_of_a_capture() {
         assert_eq!(*plan.desc(), desc);
         assert!(plan.explain().contains(says), "{says:?} is not in {}", plan.explain());
         let scratch = fresh.scratch_bytes();
+        assert!(plan.scratch_bytes() <= scratch, "{} of {scratch} bytes: {}", plan.scratch_bytes(), plan.explain());
         // What is chosen is the plan's.
         let graph = capture_owned(&fresh, || plan.execute(&fresh, experts.args(&mut d, &mut clamped)?)).unwrap();
         let said = experts.asked(&mut d, &mut clamped).unwrap().explain(&fresh).unwrap();

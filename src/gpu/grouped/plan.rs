@@ -64,6 +64,11 @@ impl GroupedGemmPlan {
         &self.explained
     }
 
+    /// Bytes of the handle's scratch memory that a call uses ([`Handle::scratch_bytes`]), workspaces of further streams included.
+    pub fn scratch_bytes(&self) -> usize {
+        self.way.scratch_bytes(&self.desc, self.of_slot.as_ref())
+    }
+
     /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` of these operands, which are of [`GroupedGemmPlan::desc`]: the bits that [`Handle::grouped_gemm`], which says what is read and written, has with the [tuning](Handle::set_tuning) that was set when this was planned. Groups may have other places and counts at each launch.
     ///
     /// Expected rows, configuration, streams and one product a slot are the plan's where the arguments leave them open, or ask for what it does anyway; others are refused.

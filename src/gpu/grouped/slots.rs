@@ -93,6 +93,11 @@ pub(super) fn make_ready(handle: &Handle, desc: &GroupedGemmDesc, plan: &mut Gem
     handle.reserve_many(plan, all(desc, 1.0))
 }
 
+/// Of all products together.
+pub(super) fn scratch_bytes(desc: &GroupedGemmDesc, plan: &GemmPlan) -> usize {
+    all(desc, 1.0).scratch_bytes(&Lanes::of(plan, desc.groups, desc.streams))
+}
+
 /// By this plan, which was made ready, or by that which the handle keeps.
 pub(super) fn multiply(
     handle: &Handle,

@@ -50,6 +50,15 @@ impl Way {
         }
     }
 
+    /// Bytes of the handle's scratch memory that a call uses.
+    pub(super) fn scratch_bytes(&self, desc: &GroupedGemmDesc, of_slot: Option<&GemmPlan>) -> usize {
+        match self {
+            Self::Launch(..) => 0,
+            Self::FewRows(..) => few::Needs::of_groups(desc.a, [desc.rows, desc.k]).scratch_bytes(),
+            Self::Slots(_) => of_slot.map_or(0, |plan| slots::scratch_bytes(desc, plan)),
+        }
+    }
+
     /// In words, with what it costs in memory.
     pub(super) fn explain(&self, handle: &Handle, desc: &GroupedGemmDesc, of_slot: Option<&GemmPlan>) -> String {
         let why_not_the_librarys = why_not_grouped(handle.lt_version(), handle.device().compute_capability);
@@ -224,6 +233,11 @@ pub(super) mod tests {
         let mxfp8 = Scheme::Mxfp8(F);
         assert_eq!(few(slots(128, mxfp8, mxfp8)), of(SmallMWeights::Mxfp8, 128, DType::Bf16));
         assert_eq!(few(contiguous(mxfp8, mxfp8).with_expected_rows(1024)), of(SmallMWeights::Mxfp8, 1024, DType::Bf16));
+        // Rows with block scales are dequantized before.
+        let scratch = |desc: GroupedGemmDesc| way(desc).scratch_bytes(&desc, None);
+        assert_eq!([scratch(contiguous(VEC, BLK)), scratch(slots(4, BF16, nvfp4))], [0; 2]);
+        let desc = slots(128, mxfp8, mxfp8);
+        assert_eq!(scratch(desc), desc.rows * desc.k * 2);
         let narrow = GroupedGemmDesc { out: DType::F16, ..contiguous(nvfp4, nvfp4) };
         assert_eq!(few(narrow), of(SmallMWeights::Nvfp4, 128, DType::F16));
 
