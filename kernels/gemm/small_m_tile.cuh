@@ -154,7 +154,7 @@ template <class C> struct SmallMTile {
     __device__ __forceinline__ static u32 place_of_codes(u32 row, u32 unit) { return row * C::PITCH + (C::E2M1 ? unit : unit ^ row % 2) * 16; }
 
     // `w`: of the four times eight columns of a lane.
-    __device__ __forceinline__ void numbers(const uint4& weights, u32 w, const u32 (&by)[2], u32& shared, u32 (&pairs)[4]) const {
+    __device__ __forceinline__ static void numbers(const uint4& weights, u32 w, const u32 (&by)[2], u32& shared, u32 (&pairs)[4]) {
         if constexpr (C::E2M1) {
             constexpr E2m1Weights OF_E2M1 = C::REPACKED ? E2m1Weights::NVFP4_REPACKED : C::NVFP4 ? E2m1Weights::NVFP4 : E2m1Weights::MXFP4;
             numbers_of<OF_E2M1>(Number(), weights, w, by[w / 2], shared, pairs);

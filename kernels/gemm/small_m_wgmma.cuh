@@ -60,12 +60,13 @@ __device__ __forceinline__ void small_m_arrange(const SmallMWeightsProblem& p, u
 
 template <class C> struct SmallMWgmma {
     using Number = typename C::Number;
+    using Tile = SmallMTile<typename C::Tile>;
     static constexpr u32 SUMS = C::TOKENS / 2;
     const SmallMWeightsProblem& p;
     u32 base, steps_at;    // shared memory: the ring of A, the warp's first step
     u32 copied, decoded;   // where in a step lie the first units that this lane copies, and that it decodes
     u32 first, end;        // steps of k, of the block
-    u32 half, lane_row;    // of the 64 rows of the warpgroup the lane's rows are lane_row and 32 further
+    u32 lane_row;          // of the 64 rows of the warpgroup the lane's rows are this one and 32 further
     u32 chunk, pick;       // its columns of 128, and their scales of a row's
     u32 column;            // the first that it copies
     const u8* codes;       // of its first row, and bytes from there to the other
@@ -104,20 +105,6 @@ template <class C> struct SmallMWgmma {
         copies_commit();
     }
 
-    // `w`: of the four times eight columns of a lane.
-    __device__ __forceinline__ void numbers(const uint4& weights, u32 w, const u32 (&by)[2], u32& shared, u32 (&pairs)[4]) const {
-        if constexpr (C::E2M1) {
-            constexpr E2m1Weights OF_E2M1 = C::REPACKED ? E2m1Weights::NVFP4_REPACKED : C::NVFP4 ? E2m1Weights::NVFP4 : E2m1Weights::MXFP4;
-            numbers_of<OF_E2M1>(Number(), weights, w, by[w / 2], shared, pairs);
-        } else {
-            neighbours_of(Number(), word(weights, w % 2 * 2), pairs[0], pairs[1]);
-            neighbours_of(Number(), word(weights, w % 2 * 2 + 1), pairs[2], pairs[3]);
-            if constexpr (C::BLOCK_SCALES)
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) pairs[i] = product_of_pairs(Number(), pairs[i], by[0]);
-        }
-    }
-
     // The sums over the block's part of k.
     __device__ __forceinline__ void sums(float (&sum)[SUMS]) const {
 #pragma unroll
@@ -151,8 +138,8 @@ template <class C> struct SmallMWgmma {
 #pragma unroll
                         for (u32 j = 0; j < 2; j++) weights[j] = shared_vector(((from + decoded) ^ w / 2 * 16 % (C::OF_ROW * 16)) + j * (C::UNITS * 256));
                     u32 upper[4], lower[4];
-                    numbers(weights[0], w, by[0], shared[0], upper);
-                    numbers(weights[1], w, by[1], shared[1], lower);
+                    Tile::numbers(weights[0], w, by[0], shared[0], upper);
+                    Tile::numbers(weights[1], w, by[1], shared[1], lower);
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
                         pairs[n][e][i / 2][i % 2 * 2] = upper[i];
@@ -221,7 +208,6 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
                         C::E2M1 ? lane * 16 : lane / 4 * 128 + lane % 4 * 32 + lane / 4 % 2 * 16,
                         (u32)((u64)steps * rank / ranks),
                         (u32)((u64)steps * (rank + 1) / ranks),
-                        half,
                         warp % 4 * 8 + lane / 4,
                         lane % 4 * 32,
                         pick_of<C::NVFP4>(lane),
@@ -233,8 +219,8 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
                         (const char*)arranged};
     // In the place of rows beyond the last that one: their sums are not stored.
     const u32 row = min(row_of_d + 64 * half + m.lane_row, p.n - 1), other = min(row_of_d + 64 * half + 32 + m.lane_row, p.n - 1);
-    m.codes = once(p.b + SmallMTile<typename C::Tile>::place_of_row(row, p.k) + lane % 4 * 16);
-    m.further = (u32)(SmallMTile<typename C::Tile>::place_of_row(other, p.k) - SmallMTile<typename C::Tile>::place_of_row(row, p.k));
+    m.codes = once(p.b + SmallMWgmma<C>::Tile::place_of_row(row, p.k) + lane % 4 * 16);
+    m.further = (u32)(SmallMWgmma<C>::Tile::place_of_row(other, p.k) - SmallMWgmma<C>::Tile::place_of_row(row, p.k));
     m.apart = other - row;
     keep(m.further);
     const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)row * 4

@@ -35,6 +35,11 @@ impl SmallMGpu {
         let gpu = device.compute_capability;
         Self { sm_count: device.sm_count as usize, clusters: gpu >= HOPPER, wgmma: gpu == HOPPER }
     }
+
+    /// Scratch memory of a product for A in the order of warpgroup products; 0: it is none of those here.
+    pub(crate) fn arranged_bytes(self, operands: SmallMOperands, mnk: [usize; 3]) -> usize {
+        if self.wgmma { arranged_bytes(operands, mnk) } else { 0 }
+    }
 }
 
 /// A product by our kernels for few rows, ready apart from addresses.
@@ -89,9 +94,13 @@ impl SmallMProduct {
 
     /// Scratch memory for sums over parts of k, or for A in the order of warpgroup products, for any of its configurations.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        let ([m, n, _], operands) = (self.mnk, self.config().block().operands());
+        let [m, n, _] = self.mnk;
         let parts = self.configs.iter().map(|config| config.parts_bytes(self.gpu.clusters, [m, n])).max().unwrap_or(0);
-        if self.gpu.wgmma { parts.max(arranged_bytes(operands, self.mnk)) } else { parts }
+        parts.max(self.arranged_bytes())
+    }
+
+    fn arranged_bytes(&self) -> usize {
+        self.gpu.arranged_bytes(self.config().block().operands(), self.mnk)
     }
 
     /// The configuration in use.
@@ -112,11 +121,10 @@ impl SmallMProduct {
     /// What `explain` says of it beside its configuration.
     pub(crate) fn words(&self) -> String {
         let passes = if self.passes() > 1 { format!(", {} passes over B", self.passes()) } else { String::new() };
-        match arranged_bytes(self.config().block().operands(), self.mnk) {
-            bytes if bytes > 0 && self.gpu.wgmma && self.config().block().takes_passes() => {
-                format!("{passes}, by warpgroup products, behind a kernel that arranges A")
-            }
-            _ => passes,
+        if self.arranged_bytes() > 0 && self.config().block().takes_passes() {
+            format!("{passes}, by warpgroup products, behind a kernel that arranges A")
+        } else {
+            passes
         }
     }
 

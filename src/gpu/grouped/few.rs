@@ -16,7 +16,7 @@ use crate::gpu::gemm::wgmma_rules::order_on;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     BlockCodes, E2M1_K_MULTIPLE, Each, Input, KernelFamily, Kernels, OuterScales, Output, Sm90Groups, SmallMConfig,
-    SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall, arranged_bytes,
+    SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
@@ -97,7 +97,7 @@ impl std::fmt::Display for Gated {
 /// 4096 x 7168). And so it is where the product is one of warpgroup products, of which there are none with two matrices.
 pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu) -> Result<Gated> {
     let (config, operands) = (config(weights, mnk[0], mnk[2])?, weights.operands());
-    let arranged = if gpu.wgmma { arranged_bytes(operands, mnk) } else { 0 };
+    let arranged = gpu.arranged_bytes(operands, mnk);
     let then_pass =
         |own: SmallMConfig| arranged > 0 || own.block() != config.tile().block() || !at_once(own, mnk, gpu.sm_count);
     Ok(match order_on(operands, weights.code_order(), mnk, gpu).first() {
@@ -352,7 +352,6 @@ impl FewWay {
     /// Scratch memory of a call for D of m x n.
     pub(crate) fn scratch_bytes(self, [m, n]: [usize; 2]) -> usize {
         match self {
-            Self::Gated(Gated::ThenPass(_, 0)) => m * 2 * n * 4,
             Self::Gated(Gated::ThenPass(_, arranged)) => arranged + m * 2 * n * 4,
             _ => 0,
         }

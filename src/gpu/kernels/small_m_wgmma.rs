@@ -7,7 +7,7 @@ use super::module::Modules;
 use super::operand::{check_aligned, check_bytes};
 use super::small_m_codes::SmallMWeights;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
-use super::small_m_weights::{SmallMWeightsCall, SmallMWeightsProblem};
+use super::small_m_weights::{SmallMWeightsCall, SmallMWeightsProblem, no_such_kernel};
 use crate::error::Result;
 use crate::format::DType;
 use crate::gpu::device::memory::Span;
@@ -142,7 +142,7 @@ impl Kernels {
         check_aligned("A, arranged", arranged, 128)?;
         let kernels = &self.small_m(stream)?.2;
         let found = kernels.all.iter().find(|(tokens, of, _)| (*tokens, *of) == (width.tokens, serves));
-        let kernel = found.ok_or_else(|| super::small_m_weights::no_such_kernel(config.block(), serves))?.2;
+        let kernel = found.ok_or_else(|| no_such_kernel(config.block(), serves))?.2;
         let grid = Blocks::new(((width.tokens * 4 * steps).div_ceil(THREADS as usize), 1), THREADS);
         enqueue!(stream, kernels.arrange, grid, problem, arranged.address, width.tokens as u32, call.pairs())?;
         let grid = Blocks::new((config.block().tiles(call.n) * config.split() as usize, 1), BLOCK);
