@@ -20,7 +20,7 @@ import argparse, importlib, math, re, sys, time
 
 import beside_turns
 from beside_casts_peers import Copy, Inputs, TileKernels, TileKernels1, TorchAo, row_of
-from beside_turns import Timing, calls_of, check_bench, clocks, medians, microseconds, numbers_of, rounds_of, words_of
+from beside_turns import Timing, calls_of, check_turns, clocks, medians, microseconds, numbers_of, rounds_of, words_of
 
 E4M3, E2M1 = [
     *(f"1x{columns} row-major" for columns in (16, 32, 64, 128)), *(f"1x{columns} {order}" for columns in (32, 128) for order in ("column-major", "ue8m0")),
@@ -204,11 +204,7 @@ def main():
         return prewarm(args.prewarm, problems, peers_of(args.tile_kernels_1))
     if not args.bench:
         parser.error("give BENCH, --summary RECORD or --list")
-    if args.rounds < 1:
-        parser.error(f"--rounds: {args.rounds} is not a number of turns")
-    if not 0 < args.seconds < math.inf:
-        parser.error(f"--seconds: {args.seconds:g} is no time; give a number above 0, as 200")
-    check_bench(parser, args.bench, "beside_casts")
+    check_turns(parser, args, "beside_casts")
     begin = time.time()
     try:
         importlib.import_module("torch")

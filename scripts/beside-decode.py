@@ -21,7 +21,7 @@ import argparse, importlib, math, os, re, sys, time
 import beside_turns
 from beside_floor import ReadFloor, library
 from beside_peers import DeepGemm, Humming
-from beside_turns import Timing, calls_of, check_bench, clocks, medians, microseconds, numbers_of, rounds_of, words_of
+from beside_turns import Timing, calls_of, check_turns, clocks, medians, microseconds, numbers_of, rounds_of, words_of
 
 SHAPES = [(4096, 7168), (7168, 2048), (2112, 7168), (57344, 8192)]
 ROWS = [1, 8, 16, 32, 64]
@@ -199,9 +199,7 @@ def main():
         return prewarm(args.prewarm, problems)
     if not args.bench:
         parser.error("BENCH or --summary RECORD")
-    if args.rounds < 1:
-        parser.error(f"--rounds: {args.rounds} is not a number of turns")
-    check_bench(parser, args.bench)
+    check_turns(parser, args)
     begin = time.time()
     try:
         importlib.import_module("torch")

@@ -20,7 +20,7 @@ import argparse, importlib, math, re, sys, time
 
 import beside_turns
 from beside_peers import DeepGemm
-from beside_turns import Bench, Clock, Timing, calls_of, check_bench, clocks, compare, medians, microseconds, numbers_of, rounds_of, words_of
+from beside_turns import Bench, Clock, Timing, calls_of, check_turns, clocks, compare, medians, microseconds, numbers_of, rounds_of, words_of
 
 SHAPES = [(4096, 7168), (24576, 1536), (7168, 2048), (7168, 16384), (2112, 7168), (576, 7168), (32768, 512), (8192, 8192), (10240, 8192), (1536, 2048),
           (2048, 768), (5120, 8192), (10240, 5120), (5120, 25600), (8192, 28672), (51200, 5120), (57344, 8192)]
@@ -152,9 +152,9 @@ def summary(lines, say=print):
             f"| {least / ways['deepgemm']:.3f} |")
 
 
-def check_sides(parser, bench):
+def check_sides(parser, args):
     """Refuses what would fail after minutes."""
-    check_bench(parser, bench)
+    check_turns(parser, args)
     for module in ("torch", "deep_gemm"):
         try:
             importlib.import_module(module)
@@ -182,7 +182,7 @@ def main():
         return prewarm(args.prewarm, problems)
     if not args.bench:
         parser.error("BENCH or --summary RECORD")
-    check_sides(parser, args.bench)
+    check_sides(parser, args)
     begin = time.time()
     passed = [word for option, value in (("--shapes", args.shapes), ("--rows", args.rows)) if value for word in (option, value)]
     beside_turns.prewarm(__file__, passed, print)()

@@ -369,6 +369,8 @@ class WrongUse(unittest.TestCase):
             self.refused("--shapes: 'foo' is not NxK", sys.executable, "--shapes", "8x8,foo")
             self.refused("--shapes: '8x8x8' is not NxK", sys.executable, "--shapes", "8x8x8")
             self.refused("--shapes: '' is not NxK", sys.executable, "--shapes", "")
+            self.refused("--rounds: 0 is not a number of turns", sys.executable, "--rounds", "0")
+            self.refused("--seconds: -1 is no time", sys.executable, "--seconds", "-1")
             self.refused("--rows: '0' is not a number of rows", sys.executable, "--rows", "8,0")
             self.refused(f"--summary {folder}/none: ", "--summary", f"{folder}/none")
             self.refused(f"no lines of a record in {file}", "--summary", str(file))
@@ -385,6 +387,7 @@ class WrongUse(unittest.TestCase):
             refused("--shapes: '4096' is not NxK", sys.executable, "--shapes", "4096")
             refused("--rows: '' is not a number of rows", sys.executable, "--rows", "")
             refused("--rounds: 0 is not a number of turns", sys.executable, "--rounds", "0")
+            refused("--seconds: nan is no time", sys.executable, "--seconds", "nan")
             refused(f"no lines of a record in {file}", "--summary", str(file))
 
     def test_a_reader_that_has_enough_costs_no_traceback(self):

@@ -326,7 +326,12 @@ def summary_of(parser, path, read, summary):
     return summary(lines)
 
 
-def check_bench(parser, bench, name="beside"):
-    """Refuses what would fail after minutes."""
+def check_turns(parser, args, name="beside"):
+    """Refuses what would fail after minutes, or measure nothing."""
+    if args.rounds < 1:
+        parser.error(f"--rounds: {args.rounds} is not a number of turns")
+    if not 0 < args.seconds < math.inf:
+        parser.error(f"--seconds: {args.seconds:g} is no time; give a number above 0, as 200")
+    bench = args.bench
     if not (os.path.isfile(bench) and os.access(bench, os.X_OK)):
         parser.error(f"BENCH: {bench} is not an executable; `cargo bench --bench {name} --no-run` builds and names it")
