@@ -54,4 +54,5 @@ kernel_files! {
     SmallMWeights, "gemm/small_m_join", 80..=u32::MAX;
     SmallMGroups, "gemm/small_m_groups_e2m1", 90..=90;
     SmallMGroups, "gemm/small_m_groups_e4m3", 90..=90;
+    SmallMGroups, "gemm/small_m_groups_wgmma", 90..=90;
 }

@@ -32,14 +32,14 @@ __device__ __forceinline__ void load_32_groups(const P& p, u32 all, u32 first, u
 // A unit of a group, and where its rows lie.
 struct UnitOfGroup { u32 group, start, count, inside; };
 
-// The units of work of all groups, numbered one group after the other. `units_of`: how many a group of so many rows has. All lanes of a warp together.
+// The units of work of all groups, numbered one group after the other. `units_of`: how many a group has that starts there, of so many rows. All lanes of a warp together.
 template <u32 STEP> struct GroupWalk {
     u32 first = 0, base = 0, end = 0, upto = 0, units = 0, start = 0, count = 0, largest = 0;  // of the 32 groups from `first` on, the lane's: units up to its last, its own, rows
 
     // Reads 32 groups from `first` on: once before the first `find`. P: see load_32_groups.
     template <class P, class F> __device__ __forceinline__ void load(const P& p, u32 all, F units_of) {
         load_32_groups<STEP>(p, all, first, largest, start, count);
-        units = units_of(count);
+        units = units_of(start, count);
         upto = units;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {

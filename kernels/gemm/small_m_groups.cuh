@@ -17,15 +17,16 @@ struct SmallMGroups {
     u32 slot_rows, gated;
 };
 
-// The parts of D of a cluster, in order. Every warp walks for itself.
-template <u32 TOKENS> struct SmallMWalk {
+// The parts of D of a cluster, in order. Every warp walks for itself. PANEL: what a part's rows are counted from is a multiple of it.
+template <u32 TOKENS, u32 PANEL = 1> struct SmallMWalk {
     const SmallMWeightsProblem& p;
     const SmallMGroups& g;
     // Of a product that is gated, halves of as many columns.
     const u32 tiles;
     GroupWalk<4> groups;
 
-    __device__ __forceinline__ static u32 chunks(u32 rows) { return (rows + TOKENS - 1) / TOKENS; }
+    __device__ __forceinline__ static u32 chunks(u32 start, u32 rows) { return rows == 0 ? 0 : (start % PANEL + rows + TOKENS - 1) / TOKENS; }
+    __device__ __forceinline__ u32 units_of(u32 start, u32 rows) const { return chunks(start, rows) * tiles; }
 
     __device__ __forceinline__ SmallMWalk(const SmallMWeightsProblem& p, const SmallMGroups& g) : p(p), g(g), tiles(p.n / (g.gated ? 64 : 128)) {
         if (!g.groups) return;
@@ -34,7 +35,7 @@ template <u32 TOKENS> struct SmallMWalk {
             if (g.starts) touch(g.starts + at);
             touch(g.counts + at);
         }
-        groups.load(g, p.m, [&](u32 rows) { return chunks(rows) * tiles; });
+        groups.load(g, p.m, [&](u32 start, u32 rows) { return units_of(start, rows); });
     }
     __device__ __forceinline__ static void touch(const i64* p) {
         i64 unused;
@@ -44,10 +45,11 @@ template <u32 TOKENS> struct SmallMWalk {
     // Which part unit number `unit` is; numbers increase. All lanes of a warp together.
     __device__ __forceinline__ bool find(u32 unit, SmallMPlace& part) {
         UnitOfGroup of = {0, 0, p.m, unit};
-        if (g.groups && !groups.find(g, p.m, [&](u32 rows) { return chunks(rows) * tiles; }, unit, of)) return false;
-        const u32 each = chunks(of.count), tile = of.inside / each, from = (of.inside - tile * each) * TOKENS;
+        if (g.groups && !groups.find(g, p.m, [&](u32 start, u32 rows) { return units_of(start, rows); }, unit, of)) return false;
+        const u32 each = chunks(of.start, of.count), tile = of.inside / each, chunk = of.inside - tile * each;
         if (tile >= tiles) return false;  // of one group
-        part.m = min(of.count - from, TOKENS);
+        const u32 lead = of.start % PANEL, from = chunk == 0 ? 0 : chunk * TOKENS - lead;
+        part.m = min(of.count - from, chunk == 0 ? TOKENS - lead : TOKENS);
         part.row = of.start + from;
         part.b_row = of.group * p.n * (g.gated ? 2 : 1);
         part.gated = g.gated;

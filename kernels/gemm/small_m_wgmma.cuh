@@ -11,11 +11,12 @@
 #include "gemm/small_m_tile.cuh"
 #include "gemm/wgmma_16bit.cuh"
 
-// TOKENS: columns of a product, at least m. RING: steps of codes on their way. RING_A: stages of A.
-template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_, u32 RING_A_> struct SmallMWgmmaConfig {
+// TOKENS: columns of a product, at least m. RING: steps of codes on their way. RING_A: stages of A. OF_GROUPS: in a product of groups (small_m_groups_wgmma.cuh).
+template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_, u32 RING_A_, bool OF_GROUPS_ = false> struct SmallMWgmmaConfig {
     using Number = Number_;
     static constexpr Weights WEIGHTS = WEIGHTS_;
-    using Tile = SmallMTileConfig<Number_, WEIGHTS_, TOKENS_, 3>;
+    static constexpr bool OF_GROUPS = OF_GROUPS_;
+    using Tile = SmallMTileConfig<Number_, WEIGHTS_, TOKENS_, 3, OF_GROUPS_>;
     static constexpr bool REPACKED = Tile::REPACKED, NVFP4 = Tile::NVFP4, E2M1 = Tile::E2M1, BLOCK_SCALES = Tile::BLOCK_SCALES, GROUP_SCALES = Tile::GROUP_SCALES;
     static constexpr u32 TOKENS = TOKENS_, RING = RING_, RING_A = RING_A_, ROWS = 128, THREADS = 256, WARPS = THREADS / 32;
     // Units of 16 bytes that a lane decodes in a step: of each of two rows one, or two.
@@ -33,13 +34,13 @@ template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_, u32 RING_A_> 
 __device__ __forceinline__ u32 place_in_stage(u32 tokens, u32 token, u32 w) { return w / 2 * (tokens * 128) + token * 128 + ((w % 2 * 4 ^ token % 8) * 16); }
 
 // A as the stages of small_m_wgmma, of all steps, one behind the other: rows beyond m and columns beyond k are zeros. `pairs`: how eight neighbours become pairs: 0 as they lie, 1 as published E2M1
-// codes come, 2 as repacked ones do. A thread makes 64 bytes.
-__device__ __forceinline__ void small_m_arrange(const SmallMWeightsProblem& p, uint4* to, u32 tokens, u32 pairs) {
+// codes come, 2 as repacked ones do. A thread makes 64 bytes. `wanted`: whether a row is, asked once the kernel before has ended.
+template <class F> __device__ __forceinline__ void small_m_arrange(const SmallMWeightsProblem& p, uint4* to, u32 tokens, u32 pairs, F wanted) {
     begin();
     // The product is what is enqueued next, and waits for this kernel before it reads A or writes: until then it copies weights, which whoever wrote them has done before this kernel began.
     release();
     const u32 at = blockIdx.x * blockDim.x + threadIdx.x, w = at % 4, token = at / 4 % tokens, step = at / 4 / tokens;
-    if (step * 128 >= p.k) return;
+    if (step * 128 >= p.k || !wanted(token)) return;
     uint4 x[4];
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
@@ -73,6 +74,7 @@ template <class C> struct SmallMWgmma {
     u32 further, apart;    // (rows)
     const char* scales;    // of both
     const char* arranged;  // A
+    u32 row, rows;         // of A, of the part (of groups)
 
     __device__ __forceinline__ u32 full(u32 slot) const { return base + C::BARRIERS + 16 * slot; }
     __device__ __forceinline__ u32 free(u32 slot) const { return full(slot) + 8; }
@@ -190,17 +192,29 @@ template <class C> struct SmallMWgmma {
         __syncwarp();
     }
     __device__ __forceinline__ void fill(u32 step, u32 slot) const {
-        barrier_expect(full(slot), C::STAGE_A);
-        copy_bytes(base + slot * C::STAGE_A, arranged + (u64)step * C::STAGE_A, C::STAGE_A, full(slot));
+        const u32 to = base + slot * C::STAGE_A;
+        if constexpr (C::OF_GROUPS) {
+            // Of each of a step's two panels of all rows, eight after eight, those of the part. What lies in a stage beyond them makes sums that are not stored.
+            const u32 of_panel = (row % 8 + rows + 7) / 8 * 1024;
+            const u64 panel = (u64)((p.m + 7) / 8) * 1024;
+            const char* const from = arranged + 2 * step * panel + (u64)(row / 8) * 1024;
+            barrier_expect(full(slot), 2 * of_panel);
+            copy_bytes(to, from, of_panel, full(slot));
+            copy_bytes(to + C::STAGE_A / 2, from + panel, of_panel, full(slot));
+        } else {
+            barrier_expect(full(slot), C::STAGE_A);
+            copy_bytes(to, arranged + (u64)step * C::STAGE_A, C::STAGE_A, full(slot));
+        }
     }
 };
 
-template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWeightsProblem& p, const uint4* arranged) {
+// The part of D that a block of a cluster computes. Of groups, A's rows from a multiple of eight on are in the stages: `part.row` is as many further as it is beyond one.
+template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWeightsProblem& p, const SmallMPlace& part, const uint4* arranged) {
     constexpr u32 TOKENS = C::TOKENS;
     extern __shared__ __align__(1024) uint4 wgmma_shared[];
     const u32 base = shared_address(wgmma_shared), thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const u32 rank = cluster_rank(), ranks = cluster_size(), row_of_d = blockIdx.x / ranks * C::ROWS;
-    const u32 steps = (p.k + 127) / 128, half = warp / 4;
+    const u32 rank = cluster_rank(), ranks = cluster_size();
+    const u32 steps = (p.k + 127) / 128, half = warp / 4, lead = part.row % 8;
     SmallMWgmma<C> m = {p,
                         base,
                         base + C::STEPS + warp * (C::RING * C::STEP),
@@ -216,20 +230,27 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
                         0,
                         0,
                         nullptr,
-                        (const char*)arranged};
-    // In the place of rows beyond the last that one: their sums are not stored.
-    const u32 row = min(row_of_d + 64 * half + m.lane_row, p.n - 1), other = min(row_of_d + 64 * half + 32 + m.lane_row, p.n - 1);
+                        (const char*)arranged,
+                        part.row,
+                        part.m};
+    // A warpgroup of each matrix, where there are two. In the place of rows beyond the last that one: their sums are not stored.
+    const u32 row = part.row_of_b(64 * half + m.lane_row, p.n), other = part.row_of_b(64 * half + 32 + m.lane_row, p.n);
     m.codes = once(p.b + SmallMWgmma<C>::Tile::place_of_row(row, p.k) + lane % 4 * 16);
     m.further = (u32)(SmallMWgmma<C>::Tile::place_of_row(other, p.k) - SmallMWgmma<C>::Tile::place_of_row(row, p.k));
     m.apart = other - row;
     keep(m.further);
+    const u32 tile_row = (part.b_row + part.col) / 128 + (part.gated ? half * (p.n / 128) : 0), in_tile = part.gated ? part.col / 64 % 2 : half;
     const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)row * 4
-                       : C::WEIGHTS == Weights::FP8_128X128 ? (u64)(row_of_d / 128) * p.scale_pitch * 4
-                                                            : (u64)(row_of_d / 128) * p.scale_pitch * 512 + m.lane_row * 16 + half * 8;
+                       : C::WEIGHTS == Weights::FP8_128X128 ? (u64)tile_row * p.scale_pitch * 4
+                                                            : (u64)tile_row * p.scale_pitch * 512 + m.lane_row * 16 + in_tile * 8;
     m.scales = once((const char*)p.scales + scales);
     if (thread == 0) {
 #pragma unroll
         for (u32 i = 0; i < C::RING_A; i++) {
+            if (C::OF_GROUPS && part.round > 0) {
+                barrier_end(m.full(i));
+                barrier_end(m.free(i));
+            }
             barrier_init(m.full(i), 1);
             barrier_init(m.free(i), C::WARPS);
         }
@@ -239,7 +260,7 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
 #pragma unroll
     for (u32 i = 0; i < C::RING; i++) m.load(m.first + i, i);
     __syncthreads();
-    begin();
+    if constexpr (!C::OF_GROUPS) begin();
     if (thread == 0)
 #pragma unroll
         for (u32 i = 0; i < C::RING_A; i++)
@@ -250,11 +271,12 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
     // Both rings are read no more, in no block of the cluster.
     if (ranks > 1) cluster_sync();
     else __syncthreads();
-    // To each block of the cluster its rows of this part.
-    const u32 rows = C::ROWS / ranks, pitch = (rows + C::APART) * 8;
+    // To each block of the cluster its rows of this part: neighbours, of either matrix.
+    const u32 rows = C::ROWS / ranks, pitch = (rows + C::APART) * 8, columns = part.gated ? rows / 2 : rows;
 #pragma unroll
     for (u32 j = 0; j < 2; j++) {
-        const u32 r = 64 * half + 32 * j + m.lane_row, at = base + (rank * (TOKENS / 2) + lane % 4) * pitch + r % rows * 8, to = ranks == 1 ? at : at_rank(at, r / rows);
+        const u32 r = (part.gated ? 0 : 64 * half) + 32 * j + m.lane_row, in_block = r % columns + (part.gated ? half * columns : 0);
+        const u32 at = base + (rank * (TOKENS / 2) + lane % 4) * pitch + in_block * 8, to = ranks == 1 ? at : at_rank(at, r / columns);
 #pragma unroll
         for (u32 t = 0; t < TOKENS / 8; t++) {
             const float x = sum[4 * t + 2 * j], y = sum[4 * t + 2 * j + 1];
@@ -265,26 +287,36 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
     if (ranks > 1) cluster_sync();
     else __syncthreads();
     // A thread has one column, and four rows of A at a time.
-    const u32 in_block = thread % rows, col = row_of_d + rank * rows + in_block;
+    const u32 in_block = thread % columns, col = part.col + rank * columns + in_block;
     if (col >= p.n) return;
-    for (u32 token = thread / rows * 4; token < p.m; token += C::THREADS / rows * 4) {
+    const u32 last = lead + part.m - 1, first_row = part.row - lead;
+    for (u32 token = thread / columns * 4; token <= last; token += C::THREADS / columns * 4) {
         const u32 at = base + token / 2 * pitch + in_block * 8;
         const float2 one = sum_of_ranks(ranks, at, TOKENS / 2 * pitch), two = sum_of_ranks(ranks, at + pitch, TOKENS / 2 * pitch);
         float v[4] = {one.x, one.y, two.x, two.y}, residual[4] = {};
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            // In the place of rows beyond the last that one, which is not stored.
-            const u32 d_row = min(token + i, p.m - 1);
+            // In the place of rows beyond the last that one, which is not stored, and of those before the first that one.
+            const u32 d_row = first_row + max(lead, min(token + i, last));
             float r[1] = {0.0f};
             load_residual(p, d_row, col, r);
             residual[i] = r[0];
-            v[i] = finish_tile_sum<typename C::Tile>(p, false, d_row, col, v[i]);
+            v[i] = finish_tile_sum<typename C::Tile>(p, part.gated, d_row, part.b_row + col, v[i]);
         }
         finish(p, residual, v);
+        if (part.gated) {
+            const float2 three = sum_of_ranks(ranks, at + columns * 8, TOKENS / 2 * pitch), four = sum_of_ranks(ranks, at + columns * 8 + pitch, TOKENS / 2 * pitch);
+            const float others[4] = {three.x, three.y, four.x, four.y};
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 d_row = first_row + max(lead, min(token + i, last));
+                v[i] = __fmul_rn(v[i], finish_tile_sum<typename C::Tile>(p, true, d_row, part.b_row + p.n + col, others[i]));
+            }
+        }
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const float one[1] = {v[i]};
-            if (token + i < p.m) store_numbers(p.d, (token + i) * p.stride_d + col, p.d_type, one);
+            if (token + i >= lead && token + i <= last) store_numbers(p.d, (first_row + token + i) * p.stride_d + col, p.d_type, one);
         }
     }
 }
@@ -293,5 +325,6 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
 #define SMALL_M_WGMMA_KERNEL(scales, WEIGHTS, number, Number, tokens, RING, BLOCKS)                                              \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                                    \
         gemm_small_m_##scales##_##number##_##tokens##_wgmma(SmallMWeightsProblem p, const uint4* arranged) {                     \
-        small_m_wgmma<SmallMWgmmaConfig<Number, Weights::WEIGHTS, tokens, RING, 4>>(p, arranged);                                \
+        const SmallMPlace part = {p.m, 0, 0, blockIdx.x / cluster_size() * 128, 0, false};                                       \
+        small_m_wgmma<SmallMWgmmaConfig<Number, Weights::WEIGHTS, tokens, RING, 4>>(p, part, arranged);                          \
     }

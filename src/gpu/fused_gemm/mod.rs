@@ -250,8 +250,8 @@ impl<'a> FusedGemmArgs<'a> {
                     ));
                 }
                 let config = match self.groups {
-                    None if self.batch_invariant => few::config(weights, a.rows(), a.cols()).map(few::Gated::Tiles),
-                    Some(_) => few::config(weights, self.usual_rows(), a.cols()).map(few::Gated::Tiles),
+                    None if self.batch_invariant => few::tiles(weights, [a.rows(), a.cols()]).map(few::Gated::Tiles),
+                    Some(_) => few::config(weights, self.usual_rows(), [a.rows(), a.cols()]).map(few::Gated::Tiles),
                     None => few::gated(weights, [a.rows(), self.b.rows(), a.cols()], SmallMGpu::of(handle)),
                 };
                 Ok(Way::FewRows(weights, config?))
@@ -406,11 +406,15 @@ impl<'a> FusedGemmArgs<'a> {
                 (few(config.to_string()), "of few rows one pass over both matrices is the fastest")
             }
             Way::FewRows(_, gated) => {
+                let of_products = few::FewWay::Gated(gated).scratch_bytes([m, n, k]);
                 let launches = match gated {
-                    few::Gated::Tiles(config) => few(config.to_string()),
+                    few::Gated::Tiles(config) => {
+                        let (launches, of_results) = few(config.to_string());
+                        (launches, of_products + of_results)
+                    }
                     few::Gated::ThenPass(_, arranged) => (
                         format!("{} launches: small-m, {gated}", if arranged > 0 { "three" } else { "two" }),
-                        few::FewWay::Gated(gated).scratch_bytes([m, n]),
+                        of_products,
                     ),
                 };
                 (launches, "A is plain: weights are decoded")

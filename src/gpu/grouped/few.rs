@@ -62,9 +62,14 @@ pub(super) fn served_quantized(
     (served && pair::check_pair(a, b, "").is_ok()).then_some((weights, dtype))
 }
 
-/// The configuration for groups that have so many rows each, as a rule.
-pub(crate) fn config(weights: SmallMWeights, rows: usize, k: usize) -> Result<SmallMGroupsConfig> {
-    SmallMGroupsConfig::of(weights.operands(), rows, k)
+/// The configuration for groups that have so many rows each, as a rule, of an A of m x k.
+pub(crate) fn config(weights: SmallMWeights, rows: usize, mk: [usize; 2]) -> Result<SmallMGroupsConfig> {
+    SmallMGroupsConfig::of(weights.operands(), rows, mk)
+}
+
+/// That for m rows which are no groups.
+pub(crate) fn tiles(weights: SmallMWeights, [m, k]: [usize; 2]) -> Result<SmallMGroupsConfig> {
+    SmallMGroupsConfig::of_tiles(weights.operands(), m, k)
 }
 
 /// How SwiGLU of plain rows is computed.
@@ -96,7 +101,7 @@ impl std::fmt::Display for Gated {
 /// 2026-11, the record of experts, m = 1: `nvfp4-row` 57344 x 8192 88 us for the product, 89.4 with the pass, 106 in one kernel; FP8 70.5 of 36864 x 7168 for the product, 74.4 in one kernel; 11.0 and 12.0 of
 /// 4096 x 7168). And so it is where the product is one of warpgroup products, of which there are none with two matrices.
 pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu) -> Result<Gated> {
-    let (config, operands) = (config(weights, mnk[0], mnk[2])?, weights.operands());
+    let (config, operands) = (tiles(weights, [mnk[0], mnk[2]])?, weights.operands());
     let arranged = gpu.arranged_bytes(operands, mnk);
     let then_pass =
         |own: SmallMConfig| arranged > 0 || own.block() != config.tile().block() || !at_once(own, mnk, gpu.sm_count);
@@ -151,14 +156,15 @@ pub(super) struct Needs {
     family: KernelFamily,
     /// The scheme of an A that is dequantized.
     a: Option<Scheme>,
-    /// Bytes of the numbers of A, of both products of a pass, which has plain rows, and of results that are cast.
+    /// Bytes of what a product has beside its operands (A arranged, both products of a pass), of the numbers of A, and of results that are cast.
     bytes: [usize; 3],
 }
 
 impl Needs {
-    /// Of groups of rows of this A.
-    pub(super) fn of_groups(a: Operand, shape: [usize; 2]) -> Self {
-        Self { family: KernelFamily::SmallMGroups, a: a.scheme(), bytes: [of_numbers(a.scheme(), shape), 0, 0] }
+    /// Of groups of rows of this A, in this configuration.
+    pub(super) fn of_groups(a: Operand, shape: [usize; 2], config: SmallMGroupsConfig) -> Self {
+        let bytes = [config.arranged_bytes(shape), of_numbers(a.scheme(), shape), 0];
+        Self { family: KernelFamily::SmallMGroups, a: a.scheme(), bytes }
     }
 
     pub(super) fn scratch_bytes(&self) -> usize {
@@ -349,22 +355,32 @@ pub(crate) enum FewWay {
 }
 
 impl FewWay {
-    /// Scratch memory of a call for D of m x n.
-    pub(crate) fn scratch_bytes(self, [m, n]: [usize; 2]) -> usize {
+    /// Bytes of A as it is arranged for the product, of m x k.
+    fn arranged_bytes(self, mk: [usize; 2]) -> usize {
         match self {
-            Self::Gated(Gated::ThenPass(_, arranged)) => arranged + m * 2 * n * 4,
-            _ => 0,
+            Self::Plain(config) | Self::Gated(Gated::Tiles(config)) => config.arranged_bytes(mk),
+            Self::Gated(Gated::ThenPass(_, arranged)) => arranged,
         }
+    }
+
+    /// Scratch memory of a call for D of m x n, sums over k.
+    pub(crate) fn scratch_bytes(self, [m, n, k]: [usize; 3]) -> usize {
+        let both = if matches!(self, Self::Gated(Gated::ThenPass(..))) { m * 2 * n * 4 } else { 0 };
+        self.arranged_bytes([m, k]) + both
     }
 }
 
 impl FewRows<'_, '_> {
     fn needs(&self) -> Needs {
-        let of_products = self.way.scratch_bytes(self.d.shape());
+        let ([m, k], [_, n]) = (self.a.shape(), self.d.shape());
+        let of_products = self.way.scratch_bytes([m, n, k]);
         // Of a product and a pass the product's; on sm_90 those of the pass come with them.
-        let family = if of_products > 0 { KernelFamily::SmallMWeights } else { KernelFamily::SmallMGroups };
+        let family = match self.way {
+            FewWay::Gated(Gated::ThenPass(..)) => KernelFamily::SmallMWeights,
+            _ => KernelFamily::SmallMGroups,
+        };
         let of_a = of_numbers(self.a.scheme(), self.a.shape());
-        Needs { family, a: self.a.scheme(), bytes: [of_a, of_products, self.d.scratch_bytes(self.way)] }
+        Needs { family, a: self.a.scheme(), bytes: [of_products, of_a, self.d.scratch_bytes(self.way)] }
     }
 
     /// Enqueues it. Loads the kernels, if they are not yet.
@@ -386,20 +402,20 @@ impl FewRows<'_, '_> {
     }
 
     /// The same with kernels that are loaded, and so much scratch memory.
-    fn enqueue(&mut self, handle: &Handle, [of_a, of_products, of_results]: [usize; 3]) -> Result<()> {
+    fn enqueue(&mut self, handle: &Handle, [of_products, of_a, of_results]: [usize; 3]) -> Result<()> {
         let &mut Self { weights, a, b, groups, ref mut d, alpha, bias, activation, scales: of_groups, way } = self;
         let (queue, kernels) = (handle.queue(), handle.kernels());
         let ([m, k], [_, n]) = (a.shape(), d.shape());
         let order = queue.order();
         let spans = b.read_in_order(&order)?;
-        let scratch = handle.scratch(of_a + of_products + of_results)?;
+        let scratch = handle.scratch(of_products + of_a + of_results)?;
         let d = match d {
             FewOut::Numbers(d) => {
                 let (stride, dtype, bytes) = (d.row_stride(), d.dtype(), d.extent_bytes());
                 SpansOfD::Numbers { d: d.data_mut().at(&order)?.slice(0, bytes), stride, dtype }
             }
             FewOut::Codes(d, recipe) => {
-                let (out, results) = (d.write(&order)?, scratch.slice(of_a + of_products, of_results));
+                let (out, results) = (d.write(&order)?, scratch.slice(of_products + of_a, of_results));
                 check_parts_apart(&out)?;
                 SpansOfD::Codes { out, results, recipe: *recipe }
             }
@@ -421,7 +437,7 @@ impl FewRows<'_, '_> {
                 dtype: a.dtype(),
             },
             RowsOfA::Quantized(q, dtype) => {
-                SpansOfA::Quantized { q, read: q.read(&order)?, numbers: scratch.slice(0, of_a), dtype }
+                SpansOfA::Quantized { q, read: q.read(&order)?, numbers: scratch.slice(of_products, of_a), dtype }
             }
         };
         d.written().try_for_each(|d| a.check_apart(d))?;
@@ -446,9 +462,8 @@ impl FewRows<'_, '_> {
             d_stride,
             d_type,
         };
-        // Plain rows have no numbers of their own there, so that what is arranged begins as scratch memory does, and is whole stages.
-        let arranged = if let FewWay::Gated(Gated::ThenPass(_, bytes)) = way { bytes } else { 0 };
-        let arranged = scratch.slice(of_a, arranged);
+        // It begins as scratch memory does, and is whole lines.
+        let arranged = scratch.slice(0, way.arranged_bytes([m, k]));
         let product = |config, n, end| SmallMWeightsCall {
             config,
             m,
@@ -469,7 +484,7 @@ impl FewRows<'_, '_> {
             FewWay::Plain(config) => (config, false),
             FewWay::Gated(Gated::Tiles(config)) => (config, true),
             FewWay::Gated(Gated::ThenPass(config, _)) => {
-                let both = scratch.slice(of_a + arranged.bytes, of_products - arranged.bytes);
+                let both = scratch.slice(arranged.bytes, of_products - arranged.bytes);
                 let end = end(&both, 2 * n, DType::F32, Activation::None);
                 kernels.small_m_weights_product(queue, &product(config, 2 * n, end))?;
                 return d.swiglu(kernels, queue, &both, [m, n]);
@@ -524,7 +539,7 @@ mod tests {
         assert_eq!([1, 64].map(|m| passes(Fp8Tiles, m, 18432)), [Some(SmallMBlock::TileE4m3); 2]);
         assert!(matches!(passes(Nvfp4, 16, 2048), Some(SmallMBlock::Four | SmallMBlock::Eight)));
         assert_eq!([passes(Nvfp4, 32, 2048), passes(Nvfp4, 32, 18432)], [None, Some(SmallMBlock::Tile)]);
-        let bytes = |way| FewWay::Gated(way).scratch_bytes([16, 2048]);
+        let bytes = |way| FewWay::Gated(way).scratch_bytes([16, 2048, 7168]);
         assert_eq!([bytes(way(Nvfp4, 16, 2048)), bytes(way(Fp8Tiles, 16, 2048))], [16 * 2 * 2048 * 4, 0]);
         assert!(way(Nvfp4, 1, 128).to_string().contains("k split by"));
         // Warpgroup products have no kernels of two matrices.
@@ -533,7 +548,7 @@ mod tests {
         assert_eq!([17, 33].map(|m| block(wide(Fp8Tiles, m, 512))), [None, Some(SmallMBlock::TileE4m3)]);
         assert!(wide(Nvfp4, 16, 2048) == way(Nvfp4, 16, 2048) && wide(Fp8Tiles, 1, 2048) == way(Fp8Tiles, 1, 2048));
         let both = 33 * 2 * 2048 * 4;
-        assert_eq!(FewWay::Gated(wide(Nvfp4, 33, 2048)).scratch_bytes([33, 2048]), both + 48 * 7168 * 2);
+        assert_eq!(FewWay::Gated(wide(Nvfp4, 33, 2048)).scratch_bytes([33, 2048, 7168]), both + 48 * 7168 * 2);
         assert!(wide(Nvfp4, 33, 2048).to_string().contains("by warpgroup products"));
     }
 }

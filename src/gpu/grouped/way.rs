@@ -37,7 +37,9 @@ impl Way {
         }
         match self {
             Self::Launch(pair, _) => handle.load_kernels(&[pair.kernels()]),
-            Self::FewRows(..) => few::Needs::of_groups(desc.a, [desc.rows, desc.k]).make_ready(handle),
+            Self::FewRows(_, config, _) => {
+                few::Needs::of_groups(desc.a, [desc.rows, desc.k], *config).make_ready(handle)
+            }
             Self::Slots(_) => Ok(()),
         }
     }
@@ -54,7 +56,7 @@ impl Way {
     pub(super) fn scratch_bytes(&self, desc: &GroupedGemmDesc, of_slot: Option<&GemmPlan>) -> usize {
         match self {
             Self::Launch(..) => 0,
-            Self::FewRows(..) => few::Needs::of_groups(desc.a, [desc.rows, desc.k]).scratch_bytes(),
+            Self::FewRows(_, config, _) => few::Needs::of_groups(desc.a, [desc.rows, desc.k], *config).scratch_bytes(),
             Self::Slots(_) => of_slot.map_or(0, |plan| slots::scratch_bytes(desc, plan)),
         }
     }
@@ -67,13 +69,14 @@ impl Way {
                 "{desc}\n  one launch of {config}, on the handle's stream, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair; {why_not_the_librarys}"
             ),
             Self::FewRows(_, config, dtype) => {
+                let scratch = match self.scratch_bytes(desc, of_slot) {
+                    0 => "no scratch memory".to_string(),
+                    bytes => format!("{bytes} bytes of scratch memory"),
+                };
                 let (before, because) = match desc.a {
-                    Operand::Plain(_) => ("no scratch memory".to_string(), "A is plain: weights are decoded"),
+                    Operand::Plain(_) => (scratch, "A is plain: weights are decoded"),
                     Operand::Quantized(_) => (
-                        format!(
-                            "behind a launch that dequantizes all of A to {dtype}, {} bytes of scratch memory",
-                            few::Needs::of_groups(desc.a, [desc.rows, desc.k]).scratch_bytes()
-                        ),
+                        format!("behind a launch that dequantizes all of A to {dtype}, {scratch}"),
                         "both sides have block scales, which this GPU's tensor cores do not read: weights are decoded",
                     ),
                 };
@@ -159,7 +162,7 @@ impl GroupedGemmDesc {
     }
 
     fn few_rows(&self, weights: SmallMWeights, dtype: DType) -> Result<Way> {
-        let config = few::config(weights, self.usual_rows(), self.k)?;
+        let config = few::config(weights, self.usual_rows(), [self.rows, self.k])?;
         config.check_shape(weights, [self.rows, self.n, self.k], Some(self.groups), false)?;
         SmallMWeightsCall::check_a_stride(self.a_stride, self.k)?;
         Ok(Way::FewRows(weights, config, dtype))
@@ -223,7 +226,7 @@ pub(super) mod tests {
             Way::Launch(..) | Way::Slots(_) => None,
         };
         let of = |weights: SmallMWeights, rows, dtype| {
-            Some((weights, SmallMGroupsConfig::of(weights.operands(), rows, 7168).unwrap(), dtype))
+            Some((weights, SmallMGroupsConfig::of(weights.operands(), rows, [1024, 7168]).unwrap(), dtype))
         };
         let nvfp4 = Scheme::Nvfp4;
         assert_eq!(few(contiguous(BF16, nvfp4)), of(SmallMWeights::Nvfp4, 128, DType::Bf16));
@@ -233,11 +236,13 @@ pub(super) mod tests {
         let mxfp8 = Scheme::Mxfp8(F);
         assert_eq!(few(slots(128, mxfp8, mxfp8)), of(SmallMWeights::Mxfp8, 128, DType::Bf16));
         assert_eq!(few(contiguous(mxfp8, mxfp8).with_expected_rows(1024)), of(SmallMWeights::Mxfp8, 1024, DType::Bf16));
-        // Rows with block scales are dequantized before.
+        // Of more than a few rows A is arranged, and rows with block scales are dequantized before.
         let scratch = |desc: GroupedGemmDesc| way(desc).scratch_bytes(&desc, None);
         assert_eq!([scratch(contiguous(VEC, BLK)), scratch(slots(4, BF16, nvfp4))], [0; 2]);
         let desc = slots(128, mxfp8, mxfp8);
-        assert_eq!(scratch(desc), desc.rows * desc.k * 2);
+        assert_eq!(scratch(desc), desc.rows * desc.k * 4);
+        assert_eq!(scratch(desc.with_expected_rows(16)), desc.rows * desc.k * 2);
+        assert_eq!(scratch(contiguous(BF16, nvfp4)), 1024 * 7168 * 2);
         let narrow = GroupedGemmDesc { out: DType::F16, ..contiguous(nvfp4, nvfp4) };
         assert_eq!(few(narrow), of(SmallMWeights::Nvfp4, 128, DType::F16));
 

@@ -83,7 +83,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 46] = [
+const HEADERS: [(&str, &str); 47] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -130,6 +130,7 @@ const HEADERS: [(&str, &str); 46] = [
     ("gemm/wgmma_16bit.cuh", include_str!("../../../kernels/gemm/wgmma_16bit.cuh")),
     ("gemm/groups.cuh", include_str!("../../../kernels/gemm/groups.cuh")),
     ("gemm/small_m_groups.cuh", include_str!("../../../kernels/gemm/small_m_groups.cuh")),
+    ("gemm/small_m_groups_wgmma.cuh", include_str!("../../../kernels/gemm/small_m_groups_wgmma.cuh")),
 ];
 
 /// Where kernel images come from.

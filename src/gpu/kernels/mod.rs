@@ -43,6 +43,7 @@ mod small_m_config;
 mod small_m_end;
 mod small_m_gated;
 mod small_m_groups;
+mod small_m_groups_wgmma;
 mod small_m_join;
 mod small_m_weights;
 mod small_m_wgmma;

@@ -1,18 +1,21 @@
-//! Launches of `kernels/gemm/small_m_groups_e2m1.cu` and `small_m_groups_e4m3.cu`: products of groups of few rows of BF16 or F16 numbers on Hopper, each
+//! Launches of `kernels/gemm/small_m_groups_e2m1.cu`, `small_m_groups_e4m3.cu` and `small_m_groups_wgmma.cu`: products of groups of few rows of BF16 or F16 numbers on Hopper, each
 //! with quantized weights of its own, and of one or two matrices of weights side by side.
 
 use super::Kernels;
-use super::launch::{Blocks, Kernel, enqueue};
+use super::launch::{Blocks, Kernel, THREADS, enqueue};
 use super::module::Modules;
-use super::operand::{address, check_bytes};
+use super::operand::{address, check_aligned, check_bytes};
 use super::sm90_groups::{Sm90Groups, Sm90Rows};
 use super::small_m::InChain;
 use super::small_m_codes::SmallMWeights;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 use super::small_m_end::MOST_LENGTH;
+use super::small_m_groups_wgmma::{self as wgmma, SmallMGroupsWgmmaKernels};
 use super::small_m_weights::SmallMWeightsCall;
+use super::small_m_wgmma::BLOCK;
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
 /// Columns of the tensor core's product, which hold rows of a group, and blocks on a multiprocessor. Mirror of the tables in the kernel files.
@@ -37,14 +40,23 @@ const STEPS: usize = 14;
 pub(crate) struct SmallMGroupsConfig {
     /// Rows of a group that are multiplied at once: of more, the codes are read once more for as many.
     tokens: usize,
+    /// By warpgroup products, before which A is arranged.
+    wgmma: bool,
     /// The order of sums: of a product by itself in the same configuration.
     tile: SmallMConfig,
 }
 
 impl SmallMGroupsConfig {
-    /// For groups that have so many rows each, as a rule, and sums over k. The split follows k alone: what a row's product is does not depend on how many rows or
+    /// For groups that have so many rows each, as a rule, of an A of m x k. The split follows k alone: what a row's product is does not depend on how many rows or
     /// groups there are.
-    pub(crate) fn of(operands: SmallMOperands, rows: usize, k: usize) -> Result<Self> {
+    pub(crate) fn of(operands: SmallMOperands, rows: usize, [m, k]: [usize; 2]) -> Result<Self> {
+        let tiles = Self::of_tiles(operands, rows, k)?;
+        let tokens = wgmma::tokens(operands, rows).filter(|_| wgmma::can_arrange([m, k]));
+        Ok(tokens.map_or(tiles, |tokens| Self { tokens, wgmma: true, ..tiles }))
+    }
+
+    /// The same of the tiles that are in one launch.
+    pub(crate) fn of_tiles(operands: SmallMOperands, rows: usize, k: usize) -> Result<Self> {
         let block = block(operands);
         let [(eight, _), (sixteen, _), (few, _), (many, _)] = widths(block);
         let tokens = match rows {
@@ -54,7 +66,7 @@ impl SmallMGroupsConfig {
         // A cluster walks part after part of D, and each begins with an empty ring: short walks cost the most (H200, 2026-11, the record of experts: with four steps to a part, 256
         // experts of 7168 x 2048 are read at 3.6 TB/s in E4M3, those of 4096 x 7168 with 14 steps at 4.3).
         let split = 1 << (k.div_ceil(128) / STEPS).clamp(1, 4).ilog2();
-        Ok(Self { tokens, tile: SmallMConfig::new(block, split)? })
+        Ok(Self { tokens, wgmma: false, tile: SmallMConfig::new(block, split)? })
     }
 
     /// Parts of D at the most: of each group a part of its last rows, beside those of all rows. Without groups all rows are one's.
@@ -62,7 +74,8 @@ impl SmallMGroupsConfig {
         let tiles = n / if gated { 64 } else { 128 };
         let parts = match groups {
             None => m.div_ceil(self.tokens),
-            Some(groups) => m / self.tokens + groups.min(m),
+            // Of warpgroup products those of a group are counted from up to seven rows before its first one.
+            Some(groups) => m / self.tokens + groups.min(m) * if self.wgmma { 2 } else { 1 },
         };
         parts.saturating_mul(tiles)
     }
@@ -100,7 +113,15 @@ impl SmallMGroupsConfig {
         self.tile
     }
 
+    /// Scratch memory of a product for an A of m x k, which the call is given: 0 where it is read as it is.
+    pub(crate) fn arranged_bytes(self, mk: [usize; 2]) -> usize {
+        if self.wgmma { wgmma::arranged_bytes(mk) } else { 0 }
+    }
+
     fn residents(self) -> usize {
+        if self.wgmma {
+            return wgmma::RESIDENTS;
+        }
         let of_width = |(tokens, _): &Width| *tokens == self.tokens;
         widths(self.tile.block()).into_iter().find(of_width).map_or(1, |(_, blocks)| blocks)
     }
@@ -108,7 +129,8 @@ impl SmallMGroupsConfig {
 
 impl std::fmt::Display for SmallMGroupsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} rows at a time, tiles of 128 rows of B, k split by {}", self.tokens, self.tile.split())
+        write!(f, "{} rows at a time, tiles of 128 rows of B, k split by {}", self.tokens, self.tile.split())?;
+        if self.wgmma { write!(f, ", by warpgroup products behind a kernel that arranges A") } else { Ok(()) }
     }
 }
 
@@ -124,8 +146,8 @@ fn name(tokens: usize, (weights, a_type): (SmallMWeights, DType)) -> String {
     format!("gemm_small_m_groups_{}_{a_type}_{tokens}", weights.name())
 }
 
-/// The kernels of both files.
-pub(super) struct SmallMGroupsKernels(Vec<SmallMGroupsKernel>);
+/// The kernels of all files.
+pub(super) struct SmallMGroupsKernels(Vec<SmallMGroupsKernel>, SmallMGroupsWgmmaKernels);
 
 struct SmallMGroupsKernel {
     tokens: usize,
@@ -145,7 +167,7 @@ impl SmallMGroupsKernels {
                 kernels.push(SmallMGroupsKernel { tokens, serves, kernel });
             }
         }
-        Ok(Self(kernels))
+        Ok(Self(kernels, SmallMGroupsWgmmaKernels::of(modules)?))
     }
 }
 
@@ -202,6 +224,19 @@ impl SmallMGroupsCall<'_> {
         Ok(b_rows)
     }
 
+    /// Where A is arranged, and as many bytes.
+    fn arranged(&self) -> Result<(&Span<'_>, usize)> {
+        let (product, bytes) = (&self.product, self.config.arranged_bytes([self.product.m, self.product.k]));
+        let arranged = product.scratch.ok_or_else(|| {
+            let rule = "warpgroup products of groups read A from scratch memory";
+            Error::shape("A, arranged", "none", rule, "report it: a launch of this crate forgot it")
+        })?;
+        check_bytes("A, arranged", arranged, bytes)?;
+        // The copy engine's lines.
+        check_aligned("A, arranged", arranged, 128)?;
+        Ok((arranged, bytes))
+    }
+
     fn groups(&self) -> SmallMGroups {
         let none = SmallMGroups { starts: 0, counts: 0, groups: 0, slot_rows: 0, gated: u32::from(self.gated) };
         let Some(groups) = &self.groups else { return none };
@@ -228,20 +263,31 @@ impl Kernels {
             return Ok(());
         }
         let serves = (product.weights, product.a_type);
-        let kernels = &self.small_m_groups_family(stream)?.0;
-        let found = kernels.iter().find(|k| (k.tokens, k.serves) == (config.tokens, serves));
-        let kernel = found.ok_or_else(|| no_such_kernel(serves))?.kernel;
+        let kernels = self.small_m_groups_family(stream)?;
         let split = config.tile.split() as usize;
         // As many clusters as run at once: those of four and eight do not fill every part of the GPU (see `small_m_rules`). Without groups it is known how many parts there are, and who
         // takes which the GPU decides.
         let places = self.sm_count * config.residents() / split;
         let at_once = if split < 4 { places } else { places * 15 / 16 };
         let clusters = if call.groups.is_some() { at_once.clamp(1, call.units()) } else { call.units() };
-        let grid = Blocks::new((clusters * split, 1), config.tile.block().threads());
         let mut problem = product.problem(&InChain::alone(config.tile), None)?;
         problem.scale_pitch = product.weights.scales(b_rows, product.k).0 as u32;
-        let shared = config.tile.block().shared(config.tokens);
-        enqueue!(stream, kernel, grid.clusters(split as u32).shared(shared), problem, call.groups())
+        let blocks =
+            |threads, shared| Blocks::new((clusters * split, 1), threads).clusters(split as u32).shared(shared);
+        if config.wgmma {
+            let found = kernels.1.all.iter().find(|(tokens, of, _)| (*tokens, *of) == (config.tokens, serves));
+            let kernel = found.ok_or_else(|| no_such_kernel(serves))?.2;
+            let (arranged, bytes) = call.arranged()?;
+            let rows = wgmma::arranged_rows(product.m) as u32;
+            let grid = Blocks::new((wgmma::arranging(bytes, THREADS), 1), THREADS);
+            enqueue!(stream, kernels.1.arrange, grid, problem, call.groups(), arranged.address, rows, product.pairs())?;
+            let grid = blocks(BLOCK, wgmma::shared(product.weights.operands(), config.tokens));
+            return enqueue!(stream, kernel, grid, problem, call.groups(), arranged.address);
+        }
+        let found = kernels.0.iter().find(|k| (k.tokens, k.serves) == (config.tokens, serves));
+        let kernel = found.ok_or_else(|| no_such_kernel(serves))?.kernel;
+        let block = config.tile.block();
+        enqueue!(stream, kernel, blocks(block.threads(), block.shared(config.tokens)), problem, call.groups())
     }
 }
 
@@ -254,7 +300,6 @@ fn no_such_kernel((weights, a_type): (SmallMWeights, DType)) -> Error {
 mod tests {
     use super::*;
     use crate::epilogue::Activation;
-    use crate::gpu::device::memory::Span;
     use crate::gpu::kernels::small_m_end::SmallMEnd;
     use crate::gpu::kernels::{Each, OuterScales, Sm90Along};
 
@@ -278,7 +323,7 @@ mod tests {
     #[test]
     fn configurations_follow_rows_and_k() {
         let of = |rows, k| {
-            let config = SmallMGroupsConfig::of(SmallMOperands::E2m1Weights, rows, k).unwrap();
+            let config = SmallMGroupsConfig::of_tiles(SmallMOperands::E2m1Weights, rows, k).unwrap();
             (config.tokens, config.tile.split(), config.residents())
         };
         assert_eq!([of(1, 7168), of(8, 2048), of(9, 4096)], [(8, 4, 4), (8, 1, 4), (16, 2, 4)]);
@@ -307,7 +352,7 @@ mod tests {
             d_stride: n,
             d_type: DType::Bf16,
         };
-        let config = SmallMGroupsConfig::of(SmallMOperands::E2m1Weights, 1, k).unwrap();
+        let config = SmallMGroupsConfig::of(SmallMOperands::E2m1Weights, 1, [m, k]).unwrap();
         let call = SmallMGroupsCall {
             config,
             product: SmallMWeightsCall {
@@ -352,7 +397,7 @@ mod tests {
             d_stride: n,
             d_type: DType::Bf16,
         };
-        let config = SmallMGroupsConfig::of(weights.operands(), 1, k).unwrap();
+        let config = SmallMGroupsConfig::of(weights.operands(), 1, [m, k]).unwrap();
         let rows = Sm90Rows::Slots(16);
         let product = SmallMWeightsCall {
             config: config.tile,

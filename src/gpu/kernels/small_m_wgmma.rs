@@ -31,7 +31,7 @@ const E4M3: [Width; 3] = [width(32, 3, 2), width(48, 2, 2), width(64, 2, 2)];
 /// Stages of A.
 const STAGES: usize = 4;
 const WARPS: usize = 8;
-const BLOCK: u32 = 32 * WARPS as u32;
+pub(super) const BLOCK: u32 = 32 * WARPS as u32;
 
 fn widths(operands: SmallMOperands) -> &'static [Width] {
     match operands {
@@ -47,9 +47,9 @@ fn of_rows(operands: SmallMOperands, m: usize) -> Option<&'static Width> {
 }
 
 /// Dynamic shared memory in bytes. Mirror of `SmallMWgmmaConfig` in `kernels/gemm/small_m_wgmma.cuh`.
-fn shared(operands: SmallMOperands, width: &Width) -> u32 {
+pub(super) fn shared(operands: SmallMOperands, tokens: usize, steps: usize) -> u32 {
     let codes = if operands == SmallMOperands::E2m1Weights { 1024 } else { 2048 };
-    (STAGES * (width.tokens * 256 + 16) + WARPS * width.steps * (codes + 256)) as u32
+    (STAGES * (tokens * 256 + 16) + WARPS * steps * (codes + 256)) as u32
 }
 
 /// Whether tiles of this product are these on sm_90: of more than 16 rows, but for up to 32 of narrow E4M3 weights, where the kernel that arranges A costs more than it saves (H100, 2026-11, the record of wgmma: `fp8-128x128`,
@@ -90,7 +90,7 @@ impl<'a> SmallMWeightsCall<'a> {
     }
 
     /// How eight numbers of A become four pairs, as those of codes come: mirror of `small_m_arrange`.
-    fn pairs(&self) -> u32 {
+    pub(super) fn pairs(&self) -> u32 {
         match self.weights {
             SmallMWeights::Nvfp4Repacked => 2,
             _ if self.weights.operands() == SmallMOperands::E2m1Weights => 1,
@@ -116,7 +116,8 @@ impl SmallMWgmmaKernels {
         for serves in SmallMWeights::served() {
             let operands = serves.0.operands();
             for width in widths(operands) {
-                let kernel = file.kernel_with_shared(&name(width.tokens, serves), shared(operands, width))?;
+                let kernel =
+                    file.kernel_with_shared(&name(width.tokens, serves), shared(operands, width.tokens, width.steps))?;
                 all.push((width.tokens, serves, kernel));
             }
         }
@@ -146,7 +147,7 @@ impl Kernels {
         let grid = Blocks::new(((width.tokens * 4 * steps).div_ceil(THREADS as usize), 1), THREADS);
         enqueue!(stream, kernels.arrange, grid, problem, arranged.address, width.tokens as u32, call.pairs())?;
         let grid = Blocks::new((config.block().tiles(call.n) * config.split() as usize, 1), BLOCK);
-        let grid = grid.clusters(config.split()).shared(shared(operands, width));
+        let grid = grid.clusters(config.split()).shared(shared(operands, width.tokens, width.steps));
         enqueue!(stream, kernel, grid, problem, arranged.address)?;
         Ok(true)
     }
@@ -167,14 +168,14 @@ mod tests {
                 |Width { tokens, steps, residents }: &Width| format!("SMALL_M_{table}({tokens}, {steps}, {residents})");
             assert_eq!(rows, widths(operands).iter().map(row).collect::<Vec<_>>());
             for width in widths(operands) {
-                let all = width.residents * (shared(operands, width) as usize + 1024);
+                let all = width.residents * (shared(operands, width.tokens, width.steps) as usize + 1024);
                 assert!(all <= 228 << 10, "{table}, {}", width.tokens);
             }
         }
         for list in ["E2M1", "REPACKED", "E4M3"] {
             assert!(SOURCE.contains(&format!("EACH_{list}_WEIGHTS(SMALL_M_WGMMA_KERNEL, __VA_ARGS__)")), "{list}");
         }
-        assert!(HEADER.contains(&format!("WEIGHTS, tokens, RING, {STAGES}>>(p, arranged)")));
+        assert!(HEADER.contains(&format!("WEIGHTS, tokens, RING, {STAGES}>>(p, part, arranged)")));
         assert!(HEADER.contains(&format!("__launch_bounds__({BLOCK}, BLOCKS)")));
         assert!(SOURCE.contains(&format!("__launch_bounds__({THREADS}) gemm_small_m_arrange(")));
         assert_eq!(name(48, (SmallMWeights::Fp8Tiles, DType::F16)), "gemm_small_m_fp8_128x128_f16_48_wgmma");
