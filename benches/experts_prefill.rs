@@ -25,8 +25,8 @@ const SLOTS: [(Scheme, Formulation); 3] = [
     (Scheme::Nvfp4, Formulation::DequantizedBf16),
 ];
 const STREAMS: [usize; 4] = [1, 2, 4, 8];
-/// Usual rows, of which each has kernels of its own, and as many columns as those have.
-const WIDTHS: [(usize, usize); 3] = [(16, 16), (32, 32), (97, 64)];
+/// Usual rows that are told, of which each has kernels of its own.
+const USUAL: [usize; 3] = [16, 32, 97];
 
 /// What `SCALED_GEMM_SHAPES` asks for; `None`: all.
 fn asked() -> Option<String> {
@@ -81,12 +81,12 @@ fn main() {
     });
 }
 
-/// One launch of each width, and a product for each expert.
+/// One launch of each kernel, and a product for each expert.
 fn weight_only(handle: &Handle, scheme: Scheme) {
     println!("\n## BF16 x {scheme}, {EXPERTS} experts of {N} x {K}\n");
     println!(
         "| rows each | one by one | {} |",
-        WIDTHS.map(|(_, width)| format!("one launch, {width} at a time")).join(" | ")
+        USUAL.map(|rows| format!("one launch, of {rows} usual rows")).join(" | ")
     );
     println!("|---|---|---|---|---|");
     let weights = random(handle, 1, EXPERTS * N * K, DType::Bf16);
@@ -107,7 +107,7 @@ fn weight_only(handle: &Handle, scheme: Scheme) {
         }
         let timing = borrowing(Timing::PAUSES.with_calls(1).with_launches(9));
         let alone = usize::from(plan.is_some());
-        let times = timing.in_turns(handle, alone + WIDTHS.len(), |who, _| match who.checked_sub(alone) {
+        let times = timing.in_turns(handle, alone + USUAL.len(), |who, _| match who.checked_sub(alone) {
             None => each.iter().enumerate().try_for_each(|(g, b)| {
                 let x = MatRef::new(x.slice(g * m * K * 2..), DType::Bf16, m, K)?;
                 let mut d = d.slice_mut(g * m * N * 2..);
@@ -119,7 +119,7 @@ fn weight_only(handle: &Handle, scheme: Scheme) {
                 let x = MatRef::new(&x, DType::Bf16, EXPERTS * m, K)?;
                 let d = MatMut::new(&mut d, DType::Bf16, EXPERTS * m, N)?;
                 let args = GroupedGemmArgs::weight_only(x, &all, EXPERTS, rows, d);
-                handle.grouped_gemm(args.expected_rows(WIDTHS[who].0))
+                handle.grouped_gemm(args.expected_rows(USUAL[who]))
             }
         });
         let times = times.unwrap();

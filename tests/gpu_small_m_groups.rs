@@ -165,7 +165,9 @@ fn quantized_rows_are_what_each_group_is_alone() {
             if explains {
                 let text = args.explain(&handle)?;
                 let as_type = if out == DType::F16 && a.is_nvfp4() { "f16" } else { "bf16" };
-                let words = format!("dequantizes all of A to {as_type}, {} bytes of scratch memory", rows * k * 2);
+                // Of as many usual rows A is arranged, too, in whole steps of 128.
+                let bytes = rows * k * 2 + rows * k.next_multiple_of(128) * 2;
+                let words = format!("dequantizes all of A to {as_type}, {bytes} bytes of scratch memory");
                 assert!(text.contains("one launch of small-m") && text.contains(&words), "{text}");
             }
             handle.grouped_gemm(args.clamped(clamped.view_mut()))

@@ -6,11 +6,10 @@
     EACH_REPACKED_WEIGHTS(SMALL_M_GROUPS_WGMMA_KERNEL, __VA_ARGS__)
 #define SMALL_M_E4M3(...) EACH_E4M3_WEIGHTS(SMALL_M_GROUPS_WGMMA_KERNEL, __VA_ARGS__)
 
-// 64 columns of FP8 weights with FP32 scales of 128 columns, whose sums of a step stand beside all, leave no registers for the walk.
+// 64 columns of FP8 weights with FP32 scales of 128 columns, whose sums of a step stand beside all, leave no registers for the walk; 32 were no faster than small_m_tile.cuh (H100, 2026-11).
 // columns, steps of codes on their way, blocks on a multiprocessor. Mirror of the tables in src/gpu/kernels/small_m_groups_wgmma.rs.
 SMALL_M_E2M1(32, 2, 2)
 SMALL_M_E2M1(64, 2, 2)
-SMALL_M_E4M3(32, 2, 2)
 SMALL_M_E4M3(48, 2, 2)
 
 // What no part reads is not made.

@@ -40,7 +40,7 @@ const STEPS: usize = 14;
 pub(crate) struct SmallMGroupsConfig {
     /// Rows of a group that are multiplied at once: of more, the codes are read once more for as many.
     tokens: usize,
-    /// By warpgroup products, before which A is arranged.
+    /// By warpgroup products, behind a kernel that arranges A.
     wgmma: bool,
     /// The order of sums: of a product by itself in the same configuration.
     tile: SmallMConfig,

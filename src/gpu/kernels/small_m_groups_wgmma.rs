@@ -11,7 +11,7 @@ use crate::format::DType;
 
 /// Columns of the tensor core's product, which hold rows of a group. Mirror of the tables in the kernel file.
 const E2M1: [usize; 2] = [32, 64];
-const E4M3: [usize; 2] = [32, 48];
+const E4M3: [usize; 1] = [48];
 /// Steps of codes on their way, and blocks on a multiprocessor. Likewise.
 const STEPS: usize = 2;
 pub(super) const RESIDENTS: usize = 2;
@@ -19,17 +19,24 @@ pub(super) const RESIDENTS: usize = 2;
 /// Rows of A that are neighbours where it is arranged.
 const PANEL: usize = 8;
 
-/// Usual rows of a group up to which the tiles that every GPU has are taken: a product of 32 columns takes as long for 8 rows as for 32, and A is not arranged.
-const FEW_ROWS: usize = 16;
-
-fn widths(operands: SmallMOperands) -> [usize; 2] {
-    if operands == SmallMOperands::E2m1Weights { E2M1 } else { E4M3 }
+/// Usual rows of a group up to which the tiles that read A as it is are taken. (H100, 2026-11, the record of groups by warpgroup products, eight groups of 4096 x 7168, us: `nvfp4-row` 32 rows each 93 for 119, 64 rows 117 for
+/// 210, 256 rows 414 for 708; `fp8-128x128` 64 rows 195 for 194, 96 rows 216 for 299, 256 rows 595 for 689. 16 rows and fewer were not compared.)
+fn few_rows(operands: SmallMOperands) -> usize {
+    if operands == SmallMOperands::E2m1Weights { 16 } else { 64 }
 }
 
-/// Rows that are multiplied at once of groups that have so many, as a rule. `None`: those go to other tiles.
+fn widths(operands: SmallMOperands) -> &'static [usize] {
+    match operands {
+        SmallMOperands::Fp8 => &[],
+        SmallMOperands::E2m1Weights => &E2M1,
+        SmallMOperands::E4m3Weights => &E4M3,
+    }
+}
+
+/// Rows that are multiplied at once of groups that have so many, as a rule: the narrowest that take the fewest passes. `None`: those go to other tiles.
 pub(super) fn tokens(operands: SmallMOperands, rows: usize) -> Option<usize> {
-    let [few, many] = widths(operands);
-    (operands != SmallMOperands::Fp8 && rows > FEW_ROWS).then_some(if rows > few { many } else { few })
+    let all = widths(operands).iter().copied().filter(|_| rows > few_rows(operands));
+    all.min_by_key(|tokens| rows.div_ceil(*tokens))
 }
 
 /// Rows as which A is arranged.
@@ -73,7 +80,7 @@ impl SmallMGroupsWgmmaKernels {
         let mut all = Vec::new();
         for serves in SmallMWeights::served() {
             let operands = serves.0.operands();
-            for tokens in widths(operands) {
+            for &tokens in widths(operands) {
                 let kernel = file.kernel_with_shared(&name(tokens, serves), shared(operands, tokens))?;
                 all.push((tokens, serves, kernel));
             }
@@ -93,9 +100,9 @@ mod tests {
     fn the_kernels_are_those_of_the_table() {
         for (table, operands) in [("E2M1", SmallMOperands::E2m1Weights), ("E4M3", SmallMOperands::E4m3Weights)] {
             let rows: Vec<_> = SOURCE.lines().filter(|line| line.starts_with(&format!("SMALL_M_{table}("))).collect();
-            let of = widths(operands).map(|tokens| format!("SMALL_M_{table}({tokens}, {STEPS}, {RESIDENTS})"));
-            assert_eq!(rows, of);
-            for tokens in widths(operands) {
+            let of = |tokens: &usize| format!("SMALL_M_{table}({tokens}, {STEPS}, {RESIDENTS})");
+            assert_eq!(rows, widths(operands).iter().map(of).collect::<Vec<_>>());
+            for &tokens in widths(operands) {
                 assert!(RESIDENTS * (shared(operands, tokens) as usize + 1024) <= 228 << 10, "{table}, {tokens}");
             }
         }
@@ -116,7 +123,7 @@ mod tests {
         use SmallMOperands::{E2m1Weights, E4m3Weights, Fp8};
         assert_eq!([1, 16].map(|rows| tokens(E2m1Weights, rows)), [None; 2]);
         assert_eq!([17, 32, 33, 5000].map(|rows| tokens(E2m1Weights, rows)), [32, 32, 64, 64].map(Some));
-        assert_eq!([17, 33].map(|rows| tokens(E4m3Weights, rows)), [Some(32), Some(48)]);
+        assert_eq!([64, 65, 1000].map(|rows| tokens(E4m3Weights, rows)), [None, Some(48), Some(48)]);
         assert_eq!(tokens(Fp8, 64), None);
         assert_eq!([arranged_bytes([1, 128]), arranged_bytes([20, 144])], [8 * 256, 24 * 512]);
         assert_eq!([arranging(2048, 256), arranging(64 * 257, 256)], [1, 2]);
