@@ -98,6 +98,7 @@ impl<'a> FusedGemmArgs<'a> {
     ///
     /// Codes are `quantize(D)` of D in FP32, in two launches: the kernel and the quantizer, with D in 4 m n bytes of scratch memory, or both products, in 8 m n bytes, and a pass over
     /// them that casts; of 17 rows and more often in three, by warpgroup products, with A in scratch memory, too ([`FusedGemmArgs::explain`] says which). Of groups they are refused: the quantizer casts every row.
+    /// Groups of more than 16 usual rows (FP8 weights: 64) take a launch before, which arranges A in scratch memory.
     ///
     /// ```no_run
     /// use scaled_gemm::{FusedGemmArgs, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, Result};

@@ -109,9 +109,9 @@ impl<'a> GroupedGemmArgs<'a> {
     /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only). A: BF16 or F16, its rows any
     /// multiple of 16 bytes apart. B: NVFP4 and FP8 in E4M3, for a BF16 A also MXFP4 and MXFP8 in E4M3; `groups * n` rows, n a multiple of 128; one second-level
     /// scale of `nvfp4`, or scale of `fp8-tensor`, is that of all groups, unless each has its own ([`GroupedGemmArgs::scales_of_b`]); `nvfp4-row` and `fp8-row` have one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch, with groups as many as there are: matrices of groups
-    /// without rows are not read. Made for decode, where a group has few rows, it takes any number: 32 of a group, or 64 where it usually has more than 96, are multiplied by one pass over
-    /// its matrix, and as many passes are made as it takes, most of them from L2; each row has the same bits whatever [`GroupedGemmArgs::expected_rows`] says. With hundreds of rows of each group it is up to
-    /// three times as slow as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance.md).
+    /// without rows are not read. Groups have any number of rows: 8 to 64 of a group, by how many it [usually](GroupedGemmArgs::expected_rows) has, are multiplied by one pass over
+    /// its matrix, and as many passes are made as it takes, most of them from L2; each row has the same bits whatever [`GroupedGemmArgs::expected_rows`] says. Of more than 16 usual rows (FP8 weights: 64) a launch before arranges A in scratch memory, which the first call reserves:
+    /// call it once before a capture, or [plan](crate::Handle::plan_grouped) it. With some 1000 rows of each group and E2M1 weights it is up to twice as slow as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance.md).
     ///
     /// ```no_run
     /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, QuantMatrix, Result};
