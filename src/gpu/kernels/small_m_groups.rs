@@ -28,7 +28,7 @@ fn widths(block: SmallMBlock) -> [Width; 4] {
     if block == SmallMBlock::Tile { E2M1 } else { E4M3 }
 }
 
-/// Usual rows above which parts of 64 are faster than of 32, whose blocks are three on a multiprocessor for two (H200, 2026-11, the record of prefill: BF16 x `nvfp4-row` 270 us for
+/// Usual rows above which parts of 64 are (of groups with E4M3 weights above 32: H100, 2026-11, the record of groups by warpgroup products: 194 us for 208 at 64) faster than of 32, whose blocks are three on a multiprocessor for two (H200, 2026-11, the record of prefill: BF16 x `nvfp4-row` 270 us for
 /// 305 at 96 rows of each group, 358 for 347 at 128).
 const MANY_ROWS: usize = 96;
 
@@ -50,7 +50,11 @@ impl SmallMGroupsConfig {
     /// For groups that have so many rows each, as a rule, of an A of m x k. The split follows k alone: what a row's product is does not depend on how many rows or
     /// groups there are.
     pub(crate) fn of(operands: SmallMOperands, rows: usize, [m, k]: [usize; 2]) -> Result<Self> {
-        let tiles = Self::of_tiles(operands, rows, k)?;
+        let mut tiles = Self::of_tiles(operands, rows, k)?;
+        let [.., (few, _), (many, _)] = widths(tiles.tile.block());
+        if operands == SmallMOperands::E4m3Weights && rows > few {
+            tiles.tokens = many;
+        }
         let tokens = wgmma::tokens(operands, rows).filter(|_| wgmma::can_arrange([m, k]));
         Ok(tokens.map_or(tiles, |tokens| Self { tokens, wgmma: true, ..tiles }))
     }

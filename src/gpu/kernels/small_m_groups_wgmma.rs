@@ -20,7 +20,7 @@ pub(super) const RESIDENTS: usize = 2;
 const PANEL: usize = 8;
 
 /// Usual rows of a group up to which the tiles that read A as it is are taken. (H100, 2026-11, the record of groups by warpgroup products, eight groups of 4096 x 7168, us: `nvfp4-row` 32 rows each 93 for 119, 64 rows 117 for
-/// 210, 256 rows 414 for 708; `fp8-128x128` 64 rows 195 for 194, 96 rows 216 for 299, 256 rows 595 for 689. 16 rows and fewer were not compared.)
+/// 210, 256 rows 414 for 708; `fp8-128x128` 64 rows 195 (in 32 columns) for 194 (in 64), 96 rows 216 for 303, 256 rows 595 for 689. 16 rows and fewer were not compared.)
 fn few_rows(operands: SmallMOperands) -> usize {
     if operands == SmallMOperands::E2m1Weights { 16 } else { 64 }
 }
