@@ -194,21 +194,19 @@ fn quantized_rows_are_what_each_group_is_alone() {
     }
     assert!(tried >= 5, "{tried} pairs");
     // Slots of many usual rows are one product each, of few this launch.
-    let (a, b) = (
-        QuantMatrix::zeros(&handle, Scheme::Nvfp4, 2 * rows, 64),
-        QuantMatrix::zeros(&handle, Scheme::Nvfp4, 2 * n, 64),
-    );
+    let (a, b) =
+        (QuantMatrix::zeros(&handle, Scheme::Nvfp4, rows, 64), QuantMatrix::zeros(&handle, Scheme::Nvfp4, 2 * n, 64));
     let (a, b) = (a.unwrap(), b.unwrap());
     let counts = handle.upload(&[256i64, 3]).unwrap();
-    let mut d = handle.alloc(2 * rows * n * 2).unwrap();
+    let mut d = handle.alloc(rows * n * 2).unwrap();
     let mut text = |usual: Option<usize>| {
-        let places = GroupedRows::Masked { slot_rows: 512, counts: counts.view() };
-        let d = MatMut::new(&mut d, DType::Bf16, 2 * rows, n).unwrap();
+        let places = GroupedRows::Masked { slot_rows: 256, counts: counts.view() };
+        let d = MatMut::new(&mut d, DType::Bf16, rows, n).unwrap();
         let args = GroupedGemmArgs::new(&a, &b, 2, places, d);
         let mut args = if let Some(usual) = usual { args.expected_rows(usual) } else { args };
         args.explain(&handle).unwrap()
     };
-    let texts = [None, Some(257), Some(256)].map(&mut text);
+    let texts = [None, Some(129), Some(128)].map(&mut text);
     assert_eq!(texts.each_ref().map(|text| text.contains("one product a slot")), [true, true, false], "{texts:?}");
     assert!(texts[2].contains("one launch of small-m"), "{}", texts[2]);
 }

@@ -38,7 +38,7 @@ pub const PAIRS: [(DType, Scheme); 14] = [
 ];
 
 /// Usual rows, of which each has kernels of its own.
-pub const WIDTHS: [usize; 4] = [8, 16, 32, 128];
+pub const WIDTHS: [usize; 5] = [8, 16, 32, 64, 128];
 pub const ALPHA: f32 = 0.75;
 
 pub fn is_e2m1(scheme: Scheme) -> bool {

@@ -10,15 +10,13 @@ use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, Sm90Along, Sm90Call, Sm90Config, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
+    KernelFamily, Sm90Along, Sm90Call, Sm90Config, SmallMGroupsConfig, SmallMWeights, SmallMWeightsCall,
 };
 use crate::gpu::lt::why_not_grouped;
 
 /// Of rows with block scales in slots: up to so many of a group a launch that decodes weights is faster than a product a slot, which reads and writes them as numbers (H100, 2026-11, the record of groups by warpgroup
-/// products, 8 slots of `nvfp4` x 4096 x 7168: 425 us for 472 at best at 256 rows each, 1651 for 799 at 1024; E4M3 weights were not measured since they are multiplied so).
-fn most_decoded_rows(weights: SmallMWeights) -> usize {
-    if weights.operands() == SmallMOperands::E2m1Weights { 256 } else { 128 }
-}
+/// products, 8 slots of `nvfp4` x 4096 x 7168: 210 us for 422 at best at 128 rows each, 425 for 472 at 256, 1651 for 799 at 1024; E4M3 weights were not measured since they are multiplied so).
+const MOST_DECODED_ROWS: usize = 128;
 
 /// How groups are multiplied.
 #[derive(Debug, Clone, PartialEq)]
@@ -139,7 +137,7 @@ impl GroupedGemmDesc {
         let in_slots = slots::why_not(self, a);
         if let Some((weights, dtype)) = few::served_quantized(device, a, (b, self.b_order), self.out, self.k)
             && !self.product_a_slot
-            && (in_slots.is_some() || self.usual_rows() <= most_decoded_rows(weights))
+            && (in_slots.is_some() || self.usual_rows() <= MOST_DECODED_ROWS)
         {
             return self.few_rows(weights, dtype);
         }
@@ -252,9 +250,6 @@ pub(super) mod tests {
             Way::Slots(reason) => reason,
             other => panic!("{desc}: {other:?}"),
         };
-        let ways = [256, 260].map(|rows| few(slots(rows, nvfp4, nvfp4).with_expected_rows(rows)).is_some());
-        assert_eq!(ways, [true, true], "slots of no multiple of 128 rows have one way");
-        assert!(few(slots(384, nvfp4, nvfp4)).is_none());
         assert!(words(slots(256, mxfp8, mxfp8), &hopper).contains("ours for sm_90"));
         assert!(words(slots(128, nvfp4, nvfp4).with_product_a_slot(true), &hopper).contains("ours for sm_90"));
         let rows = Scheme::Fp8Row(F);
@@ -279,7 +274,7 @@ pub(super) mod tests {
             (contiguous(nvfp4, nvfp4).with_product_a_slot(true), &["one product a slot of nvfp4 x nvfp4", "leave"]),
             (slots(4, BF16, nvfp4).with_product_a_slot(true), &["one product a slot of a plain A"]),
             (slots(4, BF16, nvfp4).with_config(Sm90Config::Tile128x128), &["configuration of sm90", "leave it out"]),
-            (slots(384, nvfp4, nvfp4).with_config(Sm90Config::Tile128x128), &["configuration of sm90 for groups of"]),
+            (slots(256, nvfp4, nvfp4).with_config(Sm90Config::Tile128x128), &["configuration of sm90 for groups of"]),
             (
                 slots(128, rows, rows).with_config(Sm90Config::Tile128x128).with_product_a_slot(true),
                 &["with one product a slot", "leave one of the two out"],
