@@ -98,7 +98,7 @@ impl<'a> FusedGemmArgs<'a> {
     ///
     /// Codes are `quantize(D)` of D in FP32, in two launches: the kernel and the quantizer, with D in 4 m n bytes of scratch memory, or both products, in 8 m n bytes, and a pass over
     /// them that casts; of 17 rows and more often in three, by warpgroup products, with A in scratch memory, too ([`FusedGemmArgs::explain`] says which). Of groups they are refused: the quantizer casts every row.
-    /// Groups of more than 16 usual rows (FP8 weights: 64) take a launch before, which arranges A in scratch memory.
+    /// Groups of more than 16 usual rows (E4M3 codes: 64) take a launch before, which arranges A in scratch memory: call it once with these shapes and expected rows before a capture.
     ///
     /// ```no_run
     /// use scaled_gemm::{FusedGemmArgs, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, Result};
@@ -162,7 +162,7 @@ impl<'a> FusedGemmArgs<'a> {
         Self { recipe, ..self }
     }
 
-    /// How many rows a group usually has, which decides the configuration and nothing else. Unless told, all that a slot holds, or an
+    /// How many rows a group usually has, which decides the configuration, and of a plain A whether it is arranged in scratch memory (above 16; E4M3 codes: 64); never the bits, nor how many rows a group may have. Unless told, all that a slot holds, or an
     /// equal share of A's rows.
     pub fn expected_rows(self, rows: usize) -> Self {
         Self { expected_rows: Some(rows), ..self }
@@ -440,8 +440,8 @@ impl Handle {
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows and two steps, with
-    /// [`KernelFamily::Fp8`] where few become codes, of a plain A too, [`KernelFamily::SmallMGroups`] and [`KernelFamily::SmallMWeights`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches or three ([`FusedGemmArgs::explain`]), and waits for nothing:
-    /// safe inside graph capture. Where there are, call it once with these shapes before a capture: scratch memory is reserved then, and refused in a capture.
+    /// [`KernelFamily::Fp8`] where few become codes, of a plain A too, [`KernelFamily::SmallMGroups`] and [`KernelFamily::SmallMWeights`] for a plain A) it allocates nothing but, at most once, scratch memory where [`FusedGemmArgs::explain`] names some, and waits for nothing:
+    /// safe inside graph capture. Where it does, call it once with these shapes and expected rows before a capture: scratch memory is reserved then, and refused in a capture.
     /// Groups may have other places and counts at each launch.
     ///
     /// ```no_run

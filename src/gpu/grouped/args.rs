@@ -108,10 +108,10 @@ impl<'a> GroupedGemmArgs<'a> {
 
     /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only). A: BF16 or F16, its rows any
     /// multiple of 16 bytes apart. B: NVFP4 and FP8 in E4M3, for a BF16 A also MXFP4 and MXFP8 in E4M3; `groups * n` rows, n a multiple of 128; one second-level
-    /// scale of `nvfp4`, or scale of `fp8-tensor`, is that of all groups, unless each has its own ([`GroupedGemmArgs::scales_of_b`]); `nvfp4-row` and `fp8-row` have one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch, with groups as many as there are: matrices of groups
+    /// scale of `nvfp4`, or scale of `fp8-tensor`, is that of all groups, unless each has its own ([`GroupedGemmArgs::scales_of_b`]); `nvfp4-row` and `fp8-row` have one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch or two (below), with groups as many as there are: matrices of groups
     /// without rows are not read. Groups have any number of rows: 8 to 64 of a group, by how many it [usually](GroupedGemmArgs::expected_rows) has, are multiplied by one pass over
     /// its matrix, and as many passes are made as it takes, most of them from L2; each row has the same bits whatever [`GroupedGemmArgs::expected_rows`] says. Of more than 16 usual rows (FP8 weights: 64) a launch before arranges A in scratch memory, which the first call reserves:
-    /// call it once before a capture, or [plan](crate::Handle::plan_grouped) it. With some 1000 rows of each group and E2M1 weights it is up to twice as slow as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance.md).
+    /// call it once before a capture, or [plan](crate::Handle::plan_grouped) it. With some 1000 rows of each group and E2M1 weights it takes up to 2.1 times as long as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance.md).
     ///
     /// ```no_run
     /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, QuantMatrix, Result};
@@ -180,8 +180,8 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { scales: [a, Some(scales)], ..self }
     }
 
-    /// How many rows a group usually has, which decides the configuration and nothing else, but for slots of rows with block scales: those of up to 128 usual rows are multiplied
-    /// in one launch, others are one product a slot. Unless told, all that a slot holds, or an equal share of A's rows.
+    /// How many rows a group usually has, which decides the configuration, and where weights are decoded whether A is arranged in scratch memory (above 16; E4M3 codes: 64); never the bits, nor how many rows a group may have. Of slots of rows with block scales those of up to 128 usual rows are multiplied
+    /// in one launch, others are one product a slot. Unless told, all that a slot holds, or an equal share of A's rows, padding included: for decode tell it.
     pub fn expected_rows(self, rows: usize) -> Self {
         Self { expected_rows: Some(rows), ..self }
     }

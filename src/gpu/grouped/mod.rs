@@ -48,9 +48,9 @@ impl Handle {
     /// [`GroupedWeightGradient`] is that of the matrices.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`](crate::KernelFamily::Sm90), [`KernelFamily::Sm90E5m2`](crate::KernelFamily::Sm90E5m2) for E5M2 codes on one side, or [`KernelFamily::SmallMGroups`](crate::KernelFamily::SmallMGroups) for a plain A or one with block scales, and [`KernelFamily::Grouped`](crate::KernelFamily::Grouped) where
-    /// [`GroupedGemmArgs::clamped`] is given) one launch allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
+    /// [`GroupedGemmArgs::clamped`] is given) one launch for which [`GroupedGemmArgs::explain`] names no scratch memory allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
     /// counts at each launch. The first call with an A that is dequantized, or that is arranged for weights that are decoded ([`GroupedGemmArgs::weight_only`]), may allocate scratch memory
-    /// and load its scheme's family, and products of slots are planned at theirs, as those of [`Handle::scaled_gemm`] are, and their streams made: call it once before a capture, with the same operands' shapes, and as many groups and [streams](GroupedGemmArgs::streams). Then these allocate nothing and wait for nothing, too.
+    /// and load its scheme's family, and products of slots are planned at theirs, as those of [`Handle::scaled_gemm`] are, and their streams made: call it once before a capture, with the same operands' shapes and expected rows, and as many groups and [streams](GroupedGemmArgs::streams). Then these allocate nothing and wait for nothing, too.
     /// A plan has all of that made by shapes and types alone, before the first call ([`Handle::plan_grouped`]).
     ///
     /// ```no_run
