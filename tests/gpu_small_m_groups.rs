@@ -12,6 +12,8 @@ mod ends;
 mod experts;
 #[path = "common/guarded.rs"]
 mod guarded;
+#[path = "gpu_small_m_groups/many_rows.rs"]
+mod many_rows;
 #[path = "gpu_small_m_groups/places.rs"]
 mod places;
 #[allow(dead_code, unused_imports, reason = "what is for quantized rows, too, is the other suites'")]

@@ -25,6 +25,7 @@ template <class C> __device__ __forceinline__ void small_m_groups_wgmma(const Sm
 // Whether a row of A is one of a group that lies in slots; of other groups all are.
 __device__ __forceinline__ bool in_taken_slot(const SmallMGroups& g, u32 row) {
     if (!g.groups || g.starts) return true;
+    if (!g.slot_rows) return false;
     const u32 slot = row / g.slot_rows;
     return slot < g.groups && (i64)(row - slot * g.slot_rows) < g.counts[slot];
 }

@@ -30,8 +30,8 @@ template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_, u32 RING_A_, 
 };
 
 // Where in a stage of A lie the 32 columns of a row that make its products number 2w and 2w + 1, 64 bytes: two panels of 64 columns, a row 128 bytes, whose units of 16 are swizzled by the row's
-// number modulo 8. Of these the i-th unit: ^ i * 16.
-__device__ __forceinline__ u32 place_in_stage(u32 tokens, u32 token, u32 w) { return w / 2 * (tokens * 128) + token * 128 + ((w % 2 * 4 ^ token % 8) * 16); }
+// number modulo 8. Of these the i-th unit: ^ i * 16. Of groups a stage is all rows of A, which may have more bytes than 32 bits have numbers.
+__device__ __forceinline__ u64 place_in_stage(u64 tokens, u64 token, u32 w) { return w / 2 * (tokens * 128) + token * 128 + ((w % 2 * 4 ^ token % 8) * 16); }
 
 // A as the stages of small_m_wgmma, of all steps, one behind the other: rows beyond m and columns beyond k are zeros. `pairs`: how eight neighbours become pairs: 0 as they lie, 1 as published E2M1
 // codes come, 2 as repacked ones do. A thread makes 64 bytes. `wanted`: whether a row is, asked once the kernel before has ended.
@@ -51,8 +51,8 @@ template <class F> __device__ __forceinline__ void small_m_arrange(const SmallMW
         if (pairs == 2) x[i] = pairs_of<true>(x[i]);
     }
     // Of both products the first pairs of four lanes, and their second ones.
-    uint4* const stage = to + (u64)step * (tokens * 16);
-    const u32 place = place_in_stage(tokens, token, w) / 16;
+    uint4* const stage = to + (u64)step * tokens * 16;
+    const u64 place = place_in_stage(tokens, token, w) / 16;
     stage[place] = {x[0].x, x[1].x, x[2].x, x[3].x};
     stage[place ^ 1] = {x[0].y, x[1].y, x[2].y, x[3].y};
     stage[place ^ 2] = {x[0].z, x[1].z, x[2].z, x[3].z};
