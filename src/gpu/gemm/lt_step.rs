@@ -41,7 +41,7 @@ struct Setup {
 }
 
 /// The type of an operand's codes.
-fn code_type(scheme: Scheme) -> DataType {
+pub(crate) fn code_type(scheme: Scheme) -> DataType {
     match scheme.spec().format {
         CodeFormat::E4M3 => DataType::E4m3,
         CodeFormat::E5M2 => DataType::E5m2,

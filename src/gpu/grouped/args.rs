@@ -76,6 +76,7 @@ pub struct GroupedGemmArgs<'a> {
     pub(super) expected_rows: Option<usize>,
     pub(super) config: Option<Sm90Config>,
     pub(super) a_product_a_slot: bool,
+    pub(super) asks_cublaslt: bool,
     pub(super) streams: Option<usize>,
     pub(super) clamped: Option<DeviceBytesMut<'a>>,
     pub(super) scales: [Option<DeviceBytes<'a>>; 2],
@@ -131,7 +132,7 @@ impl<'a> GroupedGemmArgs<'a> {
     fn of(a: GroupedA<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
         let (scales, tensors, clamped, config) = ([None, None], [None; 2], None, None);
-        let (alpha, expected_rows, streams, a_product_a_slot) = (1.0, None, None, false);
+        let (alpha, expected_rows, streams, a_product_a_slot, asks_cublaslt) = (1.0, None, None, false, false);
         Self {
             a,
             b,
@@ -144,6 +145,7 @@ impl<'a> GroupedGemmArgs<'a> {
             expected_rows,
             config,
             a_product_a_slot,
+            asks_cublaslt,
             streams,
             clamped,
             scales,
@@ -197,6 +199,14 @@ impl<'a> GroupedGemmArgs<'a> {
     /// of a multiple of 128 rows, quantized, not by 1x128 scales on either side, without a [configuration](Self::config); others are refused.
     pub fn product_a_slot(self) -> Self {
         Self { a_product_a_slot: true, ..self }
+    }
+
+    /// cuBLASLt's own product of groups, experimental there, and that alone: never taken unless it is asked for, to compare, or on GPUs for which this crate has no kernels of groups. Counts and starts are read on the device, rows of
+    /// no group are not written. `fp8-tensor` operands, also with a [scale for each group](Self::scales_of_a) (sm_90, sm_10x, sm_110), `mxfp8` and `nvfp4` ones, whose groups begin at multiples of 128 (sm_10x, sm_110); no bias, no
+    /// activation. It needs cuBLASLt 13.4 for sm_90, else 13.2, of a version that is not known to err there: others are refused with what is known of them. A launch before it writes 72 bytes for each group into scratch memory. An algorithm is asked for at each call, which a
+    /// capture refuses, unless a [plan](crate::Handle::plan_grouped) has one. It was run on sm_90 alone, with 13.10.
+    pub fn by_cublaslt(self) -> Self {
+        Self { asks_cublaslt: true, ..self }
     }
 
     /// On how many streams the products run where each slot is one, 1 to 8, others are refused; of more than there are slots as many as those are taken. The first is the handle's, the others it makes, with the priority of that one, and
@@ -259,6 +269,7 @@ impl<'a> GroupedGemmArgs<'a> {
             expected_rows: self.expected_rows,
             config: self.config,
             product_a_slot: self.a_product_a_slot,
+            by_cublaslt: self.asks_cublaslt,
             streams: self.streams,
         })
     }
@@ -271,6 +282,6 @@ impl<'a> GroupedGemmArgs<'a> {
     pub fn explain(&mut self, handle: &Handle) -> Result<String> {
         let desc = self.desc()?;
         let way = desc.way(handle.device())?;
-        Ok(way.explain(handle, &desc, way.plan_of_slot(handle, &desc)?.as_ref()))
+        Ok(way.explain(handle, &desc, &way.make(handle, &desc)?))
     }
 }

@@ -4,7 +4,7 @@ use super::{GroupedGemmArgs, GroupedRows};
 use crate::error::{Error, Result};
 use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{KernelFamily, Sm90Along};
+use crate::gpu::kernels::KernelFamily;
 
 /// Before a product: refuses memory that holds no count, and loads the kernel that counts.
 pub(super) fn check_clamped(handle: &Handle, clamped: Option<&mut DeviceBytesMut<'_>>) -> Result<()> {
@@ -28,24 +28,24 @@ pub(super) fn check_clamped(handle: &Handle, clamped: Option<&mut DeviceBytesMut
 }
 
 /// Behind a product, so that one that is refused leaves no count: how many of these groups of so many rows, or numbers along k, it did not take as their
-/// numbers say.
+/// numbers say, whose groups begin at multiples of `step`.
 pub(super) fn count_clamped(
     handle: &Handle,
     (groups, rows): (usize, &GroupedRows<'_>),
-    held: (Sm90Along, usize),
+    (step, held): (usize, usize),
     clamped: Option<&mut DeviceBytesMut<'_>>,
 ) -> Result<()> {
     let Some(clamped) = clamped else { return Ok(()) };
     let (queue, kernels) = (handle.queue(), handle.kernels());
     let order = queue.order();
     let clamped = clamped.at(&order)?;
-    rows.with_places(groups, &order, |places| kernels.count_clamped_groups(queue, held, &places, &clamped))
+    rows.with_places(groups, &order, |places| kernels.count_clamped_groups(queue, (step, held), &places, &clamped))
 }
 
 impl GroupedGemmArgs<'_> {
-    /// The same of this product.
-    pub(super) fn count_clamped(&mut self, handle: &Handle) -> Result<()> {
+    /// The same of this product, whose groups begin at multiples of `step`.
+    pub(super) fn count_clamped(&mut self, handle: &Handle, step: usize) -> Result<()> {
         let Self { a, groups, rows, clamped, .. } = self;
-        count_clamped(handle, (*groups, rows), (Sm90Along::Rows, a.rows()), clamped.as_mut())
+        count_clamped(handle, (*groups, rows), (step, a.rows()), clamped.as_mut())
     }
 }

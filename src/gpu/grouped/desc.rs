@@ -65,6 +65,8 @@ pub struct GroupedGemmDesc {
     pub config: Option<Sm90Config>,
     /// Whether each slot is a product of its own, also where one launch would take all ([`GroupedGemmArgs::product_a_slot`](crate::GroupedGemmArgs::product_a_slot)).
     pub product_a_slot: bool,
+    /// Whether cuBLASLt's own product of groups is asked for ([`GroupedGemmArgs::by_cublaslt`](crate::GroupedGemmArgs::by_cublaslt)).
+    pub by_cublaslt: bool,
     /// On how many streams products of slots run ([`GroupedGemmArgs::streams`](crate::GroupedGemmArgs::streams)).
     pub streams: Option<usize>,
 }
@@ -99,6 +101,7 @@ impl GroupedGemmDesc {
             expected_rows: None,
             config: None,
             product_a_slot: false,
+            by_cublaslt: false,
             streams: None,
         }
     }
@@ -167,6 +170,11 @@ impl GroupedGemmDesc {
         Self { product_a_slot, ..self }
     }
 
+    /// The same by cuBLASLt's own product of groups, or as this crate chooses.
+    pub fn with_by_cublaslt(self, by_cublaslt: bool) -> Self {
+        Self { by_cublaslt, ..self }
+    }
+
     /// The same with products of slots on so many streams.
     pub fn with_streams(self, streams: usize) -> Self {
         Self { streams: Some(streams), ..self }
@@ -211,6 +219,9 @@ impl GroupedGemmDesc {
 
     /// Refuses choices that the operands, or other choices, leave no room for.
     fn check_choices(&self) -> Result<()> {
+        if self.by_cublaslt {
+            return self.check_alone();
+        }
         match (self.a, self.config, self.product_a_slot) {
             (Operand::Plain(_), _, true) => Err(Error::unsupported(
                 "one product a slot of a plain A",
@@ -229,6 +240,24 @@ impl GroupedGemmDesc {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses what goes with other ways than cuBLASLt's own product of groups.
+    fn check_alone(&self) -> Result<()> {
+        let other = match (self.a, self.config, self.streams) {
+            (Operand::Plain(_), ..) => Some("a plain A".to_string()),
+            _ if self.product_a_slot => Some("one product a slot".to_string()),
+            (_, Some(config), _) => Some(format!("the configuration {config} of sm90")),
+            (.., Some(streams)) => Some(format!("{streams} streams")),
+            _ => None,
+        };
+        other.map_or(Ok(()), |other| {
+            Err(Error::unsupported(
+                format!("cuBLASLt's own product of groups with {other}"),
+                "it is one product of quantized operands, whose algorithm cuBLASLt chooses",
+                "leave one of the two out",
+            ))
+        })
     }
 
     /// Refuses scales of groups of an operand that has none for a whole matrix.
@@ -258,6 +287,7 @@ impl GroupedGemmDesc {
             expected_rows: if as_usual { planned.expected_rows } else { self.expected_rows },
             config: self.config.or(planned.config),
             product_a_slot: self.product_a_slot || planned.product_a_slot,
+            by_cublaslt: self.by_cublaslt || planned.by_cublaslt,
             streams: self.streams.or(planned.streams),
             ..self
         }
@@ -268,7 +298,7 @@ impl GroupedGemmDesc {
         let places = |desc: &Self| {
             desc.slot_rows.map_or("where the device says".to_string(), |rows| format!("in slots of {rows} rows"))
         };
-        let fields: [(&str, String, String); 19] = [
+        let fields: [(&str, String, String); 20] = [
             ("groups", self.groups.to_string(), other.groups.to_string()),
             ("place of groups", places(self), places(other)),
             ("rows of A and D", self.rows.to_string(), other.rows.to_string()),
@@ -291,6 +321,7 @@ impl GroupedGemmDesc {
             ("expected rows", format!("{:?}", self.expected_rows), format!("{:?}", other.expected_rows)),
             ("configuration", format!("{:?}", self.config), format!("{:?}", other.config)),
             ("one product a slot", self.product_a_slot.to_string(), other.product_a_slot.to_string()),
+            ("cuBLASLt's own product", self.by_cublaslt.to_string(), other.by_cublaslt.to_string()),
             ("streams", format!("{:?}", self.streams), format!("{:?}", other.streams)),
         ];
         let (name, mine, theirs) = fields.into_iter().find(|(_, a, b)| a != b)?;
@@ -361,6 +392,7 @@ mod tests {
             (planned.with_expected_rows(7), "expected rows = Some(7) where None was planned"),
             (planned.with_config(Sm90Config::Tile128x128), "configuration = Some(Tile128x128) where None was planned"),
             (planned.with_product_a_slot(true), "one product a slot = true where false was planned"),
+            (planned.with_by_cublaslt(true), "cuBLASLt's own product = true where false was planned"),
             (planned.with_streams(2), "streams = Some(2) where None was planned"),
         ];
         for (other, words) in others {

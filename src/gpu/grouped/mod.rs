@@ -12,6 +12,7 @@ mod desc;
 pub(crate) mod few;
 pub(crate) mod fit;
 mod levels;
+mod library;
 mod operand;
 mod plan;
 mod rows;
@@ -31,13 +32,13 @@ pub use weight::GroupedWeightGradient;
 use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::gemm::our_pairs::Sm90Pair;
-use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, SmallMGroupsConfig, SmallMWeights};
 use crate::gpu::matrix::QuantMatrix;
 use clamped::check_clamped;
 use fit::{check_apart, check_places_apart};
-use way::Way;
+use library::LibraryProduct;
+use way::{Made, Way};
 
 impl Handle {
     /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` for every group g, in one launch where our kernels for sm_90 serve the pair: then rows of D that belong to
@@ -81,25 +82,25 @@ impl Handle {
 }
 
 impl GroupedGemmArgs<'_> {
-    /// Enqueues the product of these operands, whose problem this is, the way that was made ready; where each slot is a product by the plan given, or by that which the handle keeps.
-    fn multiply(
-        &mut self,
-        handle: &Handle,
-        desc: &GroupedGemmDesc,
-        way: &Way,
-        of_slot: Option<&mut GemmPlan>,
-    ) -> Result<()> {
+    /// Enqueues the product of these operands, whose problem this is, the way that was made ready, by what was made for it; else where each slot is a product by the plan that the handle keeps, and
+    /// by an algorithm of cuBLASLt's that it is asked for now.
+    fn multiply(&mut self, handle: &Handle, desc: &GroupedGemmDesc, way: &Way, made: Option<&mut Made>) -> Result<()> {
         check_clamped(handle, self.clamped.as_mut())?;
         self.check_count_apart(handle)?;
         match (way, self.a.quantized()) {
             (Way::FewRows(weights, config, dtype), _) => self.multiply_few_rows(handle, *weights, *config, *dtype)?,
             (Way::Launch(pair, config), Some(a)) => self.launch(handle, a, *pair, *config)?,
-            (Way::Slots(_), Some(a)) => slots::multiply(handle, self, desc, a, of_slot)?,
-            (Way::Launch(..) | Way::Slots(_), None) => {
-                return Err(slots::bug("a plain A".to_string(), "the way that was chosen is of a quantized one"));
+            (Way::Slots(_), Some(a)) => {
+                let plan = if let Some(Made::Slot(plan)) = made { plan.as_deref_mut() } else { None };
+                slots::multiply(handle, self, desc, a, plan)?;
             }
+            (Way::Library(scales), Some(a)) => match made {
+                Some(Made::Library(product)) => product.multiply(handle, self, desc, a)?,
+                _ => LibraryProduct::ask(handle, desc, a.scheme(), *scales)?.multiply(handle, self, desc, a)?,
+            },
+            (Way::Launch(..) | Way::Slots(_) | Way::Library(_), None) => return Err(slots::of_plain_a()),
         }
-        self.count_clamped(handle)
+        self.count_clamped(handle, way.step())
     }
 
     /// One launch of the kernels for sm_90.

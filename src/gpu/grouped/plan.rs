@@ -1,9 +1,8 @@
 //! [`GroupedGemmPlan`]: a [`GroupedGemmDesc`] made ready once, and executed many times.
 
-use super::way::Way;
+use super::way::{Made, Way};
 use super::{GroupedGemmArgs, GroupedGemmDesc, slots};
 use crate::error::{Error, Result};
-use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::handle::Handle;
 
 /// One product of groups made ready on one handle: the way it goes and, where each slot is a product, the plan of that.
@@ -14,7 +13,7 @@ pub struct GroupedGemmPlan {
     desc: GroupedGemmDesc,
     handle_id: u64,
     way: Way,
-    of_slot: Option<GemmPlan>,
+    made: Made,
     explained: String,
 }
 
@@ -44,12 +43,12 @@ impl Handle {
         self.refuse_capture("planning a product of groups")?;
         let way = desc.way(self.device())?;
         way.make_ready(self, desc)?;
-        let mut of_slot = way.plan_of_slot(self, desc)?;
-        if let Some(plan) = &mut of_slot {
+        let mut made = way.make(self, desc)?;
+        if let Made::Slot(Some(plan)) = &mut made {
             slots::make_ready(self, desc, plan)?;
         }
-        let explained = way.explain(self, desc, of_slot.as_ref());
-        Ok(GroupedGemmPlan { desc: *desc, handle_id: self.id(), way, of_slot, explained })
+        let explained = way.explain(self, desc, &made);
+        Ok(GroupedGemmPlan { desc: *desc, handle_id: self.id(), way, made, explained })
     }
 }
 
@@ -66,7 +65,7 @@ impl GroupedGemmPlan {
 
     /// Bytes of the handle's scratch memory that a call uses ([`Handle::scratch_bytes`]), workspaces of further streams included.
     pub fn scratch_bytes(&self) -> usize {
-        self.way.scratch_bytes(&self.desc, self.of_slot.as_ref())
+        self.way.scratch_bytes(&self.desc, &self.made)
     }
 
     /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` of these operands, which are of [`GroupedGemmPlan::desc`]: the bits that [`Handle::grouped_gemm`], which says what is read and written, has with the [tuning](Handle::set_tuning) that was set when this was planned. Groups may have other places and counts at each launch.
@@ -81,7 +80,7 @@ impl GroupedGemmPlan {
     pub fn execute(&mut self, handle: &Handle, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         handle.check_own(self.handle_id, "executing a plan")?;
         check_as_planned(&self.desc, &args.desc()?, &self.way)?;
-        args.multiply(handle, &self.desc, &self.way, self.of_slot.as_mut())
+        args.multiply(handle, &self.desc, &self.way, Some(&mut self.made))
     }
 }
 

@@ -38,6 +38,11 @@ pub(super) fn bug(what: String, reason: &'static str) -> Error {
     Error::unsupported(what, reason, "this is a bug of scaled-gemm: please report it")
 }
 
+/// Of a way that multiplies no plain A.
+pub(super) fn of_plain_a() -> Error {
+    bug("a plain A".to_string(), "the way that was chosen is of a quantized one")
+}
+
 /// From the scale of a group to that of the next in scratch memory, and their alignment.
 const SCALE_STEP: usize = 16;
 
@@ -47,7 +52,7 @@ fn scales_bytes(desc: &GroupedGemmDesc) -> usize {
 }
 
 /// Refuses scales that are not those of all groups.
-fn check_scales(name: &str, scales: &Span<'_>, groups: usize) -> Result<()> {
+pub(super) fn check_scales(name: &str, scales: &Span<'_>, groups: usize) -> Result<()> {
     if scales.bytes < groups.saturating_mul(4) {
         let rule = format!("must be at least {}: one FP32 number for each of {groups} groups", groups * 4);
         return Err(Error::shape(name, format!("{} bytes", scales.bytes), rule, "pass as many scales as groups"));

@@ -1,5 +1,6 @@
 //! [`Way`]: how the products of groups are made, by their [`GroupedGemmDesc`], and why.
 
+use super::library::{self, LibraryProduct, LibraryScales};
 use super::{GroupedGemmDesc, few, slots};
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand, Scheme, pair};
@@ -27,6 +28,16 @@ pub(super) enum Way {
     FewRows(SmallMWeights, SmallMGroupsConfig, DType),
     /// One product a slot, and why not the other.
     Slots(String),
+    /// cuBLASLt's own product of groups, which reads scales so.
+    Library(LibraryScales),
+}
+
+/// What a way has made before its calls.
+pub(super) enum Made {
+    Nothing,
+    /// The plan of a slot's product; `None` without slots.
+    Slot(Option<Box<GemmPlan>>),
+    Library(Box<LibraryProduct>),
 }
 
 impl Way {
@@ -41,35 +52,51 @@ impl Way {
                 few::Needs::of_groups(desc.a, [desc.rows, desc.k], *config).make_ready(handle)
             }
             Self::Slots(_) => Ok(()),
+            Self::Library(_) => library::make_ready(handle, desc),
         }
     }
 
-    /// The plan of a slot's product, where each slot is one.
-    pub(super) fn plan_of_slot(&self, handle: &Handle, desc: &GroupedGemmDesc) -> Result<Option<GemmPlan>> {
+    /// What it plans or asks for: of products of slots a plan, of cuBLASLt's own an algorithm.
+    pub(super) fn make(&self, handle: &Handle, desc: &GroupedGemmDesc) -> Result<Made> {
+        match (self, desc.a) {
+            (Self::Launch(..) | Self::FewRows(..), _) => Ok(Made::Nothing),
+            (Self::Slots(_), _) => slots::plan(handle, desc).map(|plan| Made::Slot(plan.map(Box::new))),
+            (Self::Library(scales), Operand::Quantized(a)) => {
+                LibraryProduct::ask(handle, desc, a, *scales).map(|product| Made::Library(Box::new(product)))
+            }
+            (Self::Library(_), Operand::Plain(_)) => Err(slots::of_plain_a()),
+        }
+    }
+
+    /// Rows that a group begins at a multiple of.
+    pub(super) fn step(&self) -> usize {
         match self {
-            Self::Launch(..) | Self::FewRows(..) => Ok(None),
-            Self::Slots(_) => slots::plan(handle, desc),
+            Self::Library(scales) => scales.step(),
+            Self::Launch(..) | Self::FewRows(..) | Self::Slots(_) => Sm90Along::Rows.step(),
         }
     }
 
     /// Bytes of the handle's scratch memory that a call uses.
-    pub(super) fn scratch_bytes(&self, desc: &GroupedGemmDesc, of_slot: Option<&GemmPlan>) -> usize {
-        match self {
-            Self::Launch(..) => 0,
-            Self::FewRows(_, config, _) => few::Needs::of_groups(desc.a, [desc.rows, desc.k], *config).scratch_bytes(),
-            Self::Slots(_) => of_slot.map_or(0, |plan| slots::scratch_bytes(desc, plan)),
+    pub(super) fn scratch_bytes(&self, desc: &GroupedGemmDesc, made: &Made) -> usize {
+        match (self, made) {
+            (Self::FewRows(_, config, _), _) => {
+                few::Needs::of_groups(desc.a, [desc.rows, desc.k], *config).scratch_bytes()
+            }
+            (Self::Slots(_), Made::Slot(Some(plan))) => slots::scratch_bytes(desc, plan),
+            (Self::Library(_), _) => library::scratch_bytes(desc),
+            (Self::Launch(..) | Self::Slots(_), _) => 0,
         }
     }
 
     /// In words, with what it costs in memory.
-    pub(super) fn explain(&self, handle: &Handle, desc: &GroupedGemmDesc, of_slot: Option<&GemmPlan>) -> String {
+    pub(super) fn explain(&self, handle: &Handle, desc: &GroupedGemmDesc, made: &Made) -> String {
         let why_not_the_librarys = why_not_grouped(handle.lt_version(), handle.device().compute_capability);
         match self {
             Self::Launch(_, config) => format!(
                 "{desc}\n  one launch of {config}, on the handle's stream, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair; {why_not_the_librarys}"
             ),
             Self::FewRows(_, config, dtype) => {
-                let scratch = match self.scratch_bytes(desc, of_slot) {
+                let scratch = match self.scratch_bytes(desc, made) {
                     0 => "no scratch memory".to_string(),
                     bytes => format!("{bytes} bytes of scratch memory"),
                 };
@@ -85,12 +112,17 @@ impl Way {
                 )
             }
             Self::Slots(reason) => {
+                let of_slot = if let Made::Slot(plan) = made { plan.as_deref() } else { None };
                 let slots::Explained { how, plan } = slots::explain(desc, of_slot);
                 format!(
                     "{desc}\n  one product a slot, {} of them {how}, each of all rows of a slot: the launches of a planned product are fixed, so that counts are not read, and empty groups take as long\n  because {reason}; {why_not_the_librarys}\n{plan}",
                     desc.groups
                 )
             }
+            Self::Library(_) => match made {
+                Made::Library(product) => product.explain(desc),
+                Made::Nothing | Made::Slot(_) => format!("{desc}\n  cuBLASLt's own product of groups"),
+            },
         }
     }
 }
@@ -114,6 +146,10 @@ impl GroupedGemmDesc {
     fn way_of_quantized(&self, device: &DeviceInfo, a: Scheme) -> Result<Way> {
         let &Self { b, config, .. } = self;
         let (major, minor) = device.compute_capability;
+        if self.by_cublaslt {
+            pair::check_pair(a, b, &device.to_string())?;
+            return library::served(self, a, device).map(Way::Library);
+        }
         let reason = match grouped_pair(a, b) {
             Ok(_) if self.product_a_slot => "it is asked for".to_string(),
             Ok(pair) if (major, minor) == HOPPER => {
@@ -214,7 +250,7 @@ pub(super) mod tests {
         let way = |desc: GroupedGemmDesc| desc.way(&hopper).unwrap();
         let is_one_launch = |desc: GroupedGemmDesc| match way(desc) {
             Way::Launch(pair, config) => pair.has_groups(Sm90Along::Rows, config),
-            Way::FewRows(..) | Way::Slots(_) => false,
+            Way::FewRows(..) | Way::Slots(_) | Way::Library(_) => false,
         };
         for (a, b) in [(VEC, BLK), (VEC, VEC), (Scheme::Fp8Row(F), Scheme::Fp8Row(F))] {
             assert!(is_one_launch(contiguous(a, b)) && is_one_launch(slots(4, a, b)), "{a} x {b}");
@@ -223,7 +259,7 @@ pub(super) mod tests {
         assert!(matches!(way(asked), Way::Launch(_, Sm90Config::Tile64x128)));
         let few = |desc: GroupedGemmDesc| match way(desc) {
             Way::FewRows(weights, config, dtype) => Some((weights, config, dtype)),
-            Way::Launch(..) | Way::Slots(_) => None,
+            Way::Launch(..) | Way::Slots(_) | Way::Library(_) => None,
         };
         let of = |weights: SmallMWeights, rows, dtype| {
             Some((weights, SmallMGroupsConfig::of(weights.operands(), rows, [1024, 7168]).unwrap(), dtype))
@@ -237,7 +273,7 @@ pub(super) mod tests {
         assert_eq!(few(slots(128, mxfp8, mxfp8)), of(SmallMWeights::Mxfp8, 128, DType::Bf16));
         assert_eq!(few(contiguous(mxfp8, mxfp8).with_expected_rows(1024)), of(SmallMWeights::Mxfp8, 1024, DType::Bf16));
         // Of more than a few rows A is arranged, and rows with block scales are dequantized before.
-        let scratch = |desc: GroupedGemmDesc| way(desc).scratch_bytes(&desc, None);
+        let scratch = |desc: GroupedGemmDesc| way(desc).scratch_bytes(&desc, &Made::Nothing);
         assert_eq!([scratch(contiguous(VEC, BLK)), scratch(slots(4, BF16, nvfp4))], [0; 2]);
         let desc = slots(128, mxfp8, mxfp8);
         assert_eq!(scratch(desc), desc.rows * desc.k * 4);
@@ -252,6 +288,9 @@ pub(super) mod tests {
         };
         assert!(words(slots(256, mxfp8, mxfp8), &hopper).contains("ours for sm_90"));
         assert!(words(slots(128, nvfp4, nvfp4).with_product_a_slot(true), &hopper).contains("ours for sm_90"));
+        let tensor = Scheme::Fp8Tensor(F);
+        assert_eq!(way(contiguous(tensor, tensor).with_by_cublaslt(true)), Way::Library(LibraryScales::One));
+        assert!(is_one_launch(contiguous(tensor, tensor)));
         let rows = Scheme::Fp8Row(F);
         assert_eq!(words(slots(128, rows, rows).with_product_a_slot(true), &hopper), "it is asked for");
         assert!(words(slots(128, rows, rows), &gpu((8, 9))).contains("for sm_90, and this GPU is sm_89"));
@@ -267,7 +306,8 @@ pub(super) mod tests {
         let nvfp4 = Scheme::Nvfp4;
         let rows = Scheme::Fp8Row(F);
         let shaped = |n, k| GroupedGemmDesc::contiguous(8, 1024, n, k, VEC, BLK, DType::Bf16);
-        let hopper: [(GroupedGemmDesc, &[&str]); 17] = [
+        let tensor = Scheme::Fp8Tensor(F);
+        let hopper: [(GroupedGemmDesc, &[&str]); 22] = [
             (slots(128, BLK, VEC), &["fp8-128x128:e4m3 x fp8-1x128:e4m3", "lie by columns", "one by one"]),
             (slots(132, Scheme::Mxfp8(F), Scheme::Mxfp8(Fp8Format::E5M2)), &["slots of 132 rows", "multiple of 128"]),
             (contiguous(Scheme::Mxfp8(F), Scheme::Mxfp8(Fp8Format::E5M2)), &["the device alone knows", "slots"]),
@@ -281,6 +321,20 @@ pub(super) mod tests {
             ),
             (contiguous(VEC, BLK).with_scales_of_groups([true, false]), &["a scale for each group", "fp8-tensor"]),
             (slots(256, nvfp4, nvfp4).with_streams(9), &["9 streams", "1 to 8"]),
+            (
+                contiguous(VEC, BLK).with_by_cublaslt(true),
+                &["cuBLASLt's own product of groups of fp8-1x128", "do not lie together", "leave by_cublaslt out"],
+            ),
+            (slots(4, BF16, nvfp4).with_by_cublaslt(true), &["with a plain A", "leave one of the two out"]),
+            (
+                contiguous(tensor, tensor).with_by_cublaslt(true).with_config(Sm90Config::Tile128x128),
+                &["with the configuration", "leave one of the two out"],
+            ),
+            (
+                slots(128, tensor, tensor).with_by_cublaslt(true).with_product_a_slot(true),
+                &["with one product a slot", "leave one of the two out"],
+            ),
+            (contiguous(tensor, tensor).with_by_cublaslt(true).with_streams(2), &["with 2 streams"]),
             (slots(30, VEC, BLK), &["8 slots of 30", "multiple of 4"]),
             (shaped(136, 256), &["D: 1024 x 136", "multiple of 128"]),
             (shaped(128, 72), &["k = 72", "multiple of 16"]),

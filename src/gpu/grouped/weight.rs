@@ -339,7 +339,7 @@ impl Handle {
                 check_clamped(self, clamped.as_mut())?;
                 whole.check_count_apart(self, &mut dw, clamped.as_mut())?;
                 whole.enqueue(self, &mut dw, config, expected_rows)?;
-                let held = (Sm90Along::K, whole.dy.cols());
+                let held = (Sm90Along::K.step(), whole.dy.cols());
                 count_clamped(self, (whole.groups, &whole.rows), held, clamped.as_mut())
             }
         }

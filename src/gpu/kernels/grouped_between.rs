@@ -25,11 +25,11 @@ pub(crate) struct GroupPlaces<'a> {
 /// Mirror of `GroupPlaces` in `kernels/cast/grouped_between.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Places {
-    starts: u64,
-    counts: u64,
-    slot_rows: u64,
-    groups: u32,
+pub(super) struct Places {
+    pub(super) starts: u64,
+    pub(super) counts: u64,
+    pub(super) slot_rows: u64,
+    pub(super) groups: u32,
     step: u32,
 }
 
@@ -45,7 +45,7 @@ impl GroupPlaces<'_> {
     }
 
     /// Groups begin at multiples of `step`.
-    fn checked(&self, rows: usize, step: usize) -> Result<Places> {
+    pub(super) fn checked(&self, rows: usize, step: usize) -> Result<Places> {
         for (name, numbers) in [("counts of groups", Some(self.counts)), ("starts of groups", self.starts)] {
             let Some(numbers) = numbers else { continue };
             check_bytes(name, numbers, self.groups.saturating_mul(8))?;
@@ -105,15 +105,15 @@ impl Kernels {
         enqueue!(stream, kernel, blocks, of_groups.address, of_none, of_rows.address, rows as u32, places)
     }
 
-    /// `clamped` receives how many groups of a matrix of `rows` rows, or numbers along k, a product does not take as their numbers say.
+    /// `clamped` receives how many groups of a matrix of `rows` rows, or numbers along k, a product does not take as their numbers say, whose groups begin at multiples of `step`.
     pub(crate) fn count_clamped_groups(
         &self,
         stream: &Queue,
-        (along, rows): (Sm90Along, usize),
+        (step, rows): (usize, usize),
         places: &GroupPlaces<'_>,
         clamped: &Span<'_>,
     ) -> Result<()> {
-        let places = places.checked(rows, along.step())?;
+        let places = places.checked(rows, step)?;
         check_clamped(clamped)?;
         let kernel = self.grouped(stream)?.count_clamped;
         enqueue!(stream, kernel, Blocks::new((1, 1), 32), rows as u32, places, clamped.address)

@@ -28,7 +28,7 @@ pub(crate) enum Sm90Along {
 
 impl Sm90Along {
     /// Groups begin at multiples of it.
-    pub(super) fn step(self) -> usize {
+    pub(crate) fn step(self) -> usize {
         if self == Self::Rows { 4 } else { 128 }
     }
 

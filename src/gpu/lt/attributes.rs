@@ -51,6 +51,7 @@ fn scale_mode_gate(mode: ScaleMode) -> Gate {
         ScaleMode::Scalar => Gate::ImpliedBefore(quirks::SCALE_MODE_ATTRIBUTES),
         ScaleMode::Vector16Ue4m3 | ScaleMode::Vector32Ue8m0 => Gate::Since(quirks::SCALE_MODE_ATTRIBUTES),
         ScaleMode::OuterVector | ScaleMode::Group1x128 | ScaleMode::Block128 => Gate::Since(quirks::BLOCK_SCALES),
+        ScaleMode::EachGroup => Gate::Since(quirks::GROUPED),
     }
 }
 

@@ -103,7 +103,7 @@ pub(crate) struct MatmulCall<'a> {
 }
 
 /// `span` has at least `bytes` bytes at a multiple of `alignment`.
-fn require(operand: &str, span: &Span<'_>, bytes: usize, alignment: u64) -> Result<()> {
+pub(super) fn require(operand: &str, span: &Span<'_>, bytes: usize, alignment: u64) -> Result<()> {
     if span.bytes < bytes {
         let found = format!("{} bytes", span.bytes);
         return Err(Error::shape(operand, found, format!("must be at least {bytes} bytes"), "pass the whole buffer"));

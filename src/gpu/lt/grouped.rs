@@ -1,8 +1,8 @@
-//! The library's own grouped products, which this crate does not ask for: what each version lacks, or is known to do wrong, on the GPU at hand.
+//! The library's own grouped products: what each version lacks, or is known to do wrong, on the GPU at hand.
 //!
-//! *Notes* are NVIDIA's release notes, *documentation* cuBLAS's own, *reports* public issue threads. None of it was tried: no machine at hand had a version with them.
+//! *Notes* are NVIDIA's release notes, *documentation* cuBLAS's own, *reports* public issue threads, *observed* is ours: on an H200 with 13.10.0. No other version, and no other GPU, was tried.
 
-use super::quirks::Version;
+use super::quirks::{GROUPED, Version};
 
 const fn v(major: u32, minor: u32, patch: u32) -> Version {
     Version::new(major, minor, patch)
@@ -11,8 +11,8 @@ const fn v(major: u32, minor: u32, patch: u32) -> Version {
 /// Behind the last version that is known.
 const OPEN: Version = Version::from_raw(u32::MAX);
 
-/// The first version with grouped products (CUDA 13.1), and the first that has them for sm_90 (reports: TransformerEngine's gate).
-const OFFERED: Version = v(13, 2, 0);
+/// The first version with grouped products, and the first that has them for sm_90 (reports: TransformerEngine's gate).
+const OFFERED: Version = GROUPED;
 const OFFERED_ON_HOPPER: Version = v(13, 4, 0);
 
 /// A row of what they do wrong.
@@ -53,28 +53,35 @@ static FAULTS: &[Fault] = &[
     },
 ];
 
-/// Why the library's own grouped products are not asked for on this GPU.
-pub(crate) fn why_not_grouped(version: Option<Version>, cc: (u32, u32)) -> String {
-    let Some(version) = version else { return "there is no cuBLASLt here".to_string() };
+/// Why the library's own grouped products cannot be asked for on this GPU; `None` where they can.
+pub(crate) fn grouped_refusal(version: Option<Version>, cc: (u32, u32)) -> Option<String> {
+    let Some(version) = version else { return Some("there is no cuBLASLt here".to_string()) };
     let library = format!("cuBLASLt {version}");
     if version < OFFERED {
-        return format!("{library} has no grouped products, which came with {OFFERED}");
+        return Some(format!("{library} has no grouped products, which came with {OFFERED}"));
     }
     let (major, minor) = cc;
     if !(cc == HOPPER || major == 10 || cc == (11, 0)) {
-        return format!(
+        return Some(format!(
             "cuBLASLt has grouped products for sm_90, sm_10x and sm_110 alone (documentation), and this GPU is sm_{major}{minor}"
-        );
+        ));
     }
     if cc == HOPPER && version < OFFERED_ON_HOPPER {
-        return format!("{library} has no grouped products for sm_90, which came with {OFFERED_ON_HOPPER}");
+        return Some(format!("{library} has no grouped products for sm_90, which came with {OFFERED_ON_HOPPER}"));
     }
     let is_in = |&(from, until): &(Version, Version)| (from..until).contains(&version);
     let faults = FAULTS.iter().filter(|fault| fault.ranges.iter().any(is_in) && (fault.on)(cc));
     let known = faults.map(|fault| fault.effect).collect::<Vec<_>>().join("; ");
-    let how = if known.is_empty() { "which no GPU at hand has shown to be right" } else { "which on this GPU" };
-    let space = if known.is_empty() { "" } else { " " };
-    format!("{library} has experimental grouped products, {how}{space}{known}: this crate does not call them")
+    (!known.is_empty()).then(|| {
+        format!("{library} has experimental grouped products, which on this GPU {known}: this crate does not call them")
+    })
+}
+
+/// Why they are not what is called where nobody asks for them.
+pub(crate) fn why_not_grouped(version: Option<Version>, cc: (u32, u32)) -> String {
+    let asked =
+        || "cuBLASLt's own grouped products, experimental there, are called where they are asked for alone".to_string();
+    grouped_refusal(version, cc).unwrap_or_else(asked)
 }
 
 #[cfg(test)]
@@ -116,10 +123,11 @@ mod tests {
         says(v(13, 6, 1), HOPPER, &[alpha], &[hang]);
         says(v(13, 7, 0), HOPPER, &[alpha], &[hang, "at times"]);
         for mended in [v(13, 6, 2), v(13, 8, 0), v(13, 10, 0)] {
-            says(mended, HOPPER, &["no GPU at hand has shown to be right: this crate does not call them"], &["wrong"]);
+            assert_eq!(grouped_refusal(Some(mended), HOPPER), None);
+            says(mended, HOPPER, &["called where they are asked for alone"], &["wrong"]);
         }
         says(v(13, 2, 0), (10, 0), &[empty], &[hang, one_scale]);
-        says(v(13, 4, 2), (10, 3), &["no GPU at hand has shown to be right"], &["wrong", hang]);
+        assert_eq!(grouped_refusal(Some(v(13, 4, 2)), (10, 3)), None);
         says(v(13, 8, 0), (10, 0), &["at times", "open at 13.8"], &[alpha]);
         for (fault, (from, until)) in
             FAULTS.iter().flat_map(|fault| fault.ranges.iter().map(move |range| (fault, range)))

@@ -6,6 +6,7 @@ mod algo;
 mod attributes;
 mod call;
 mod grouped;
+mod grouped_matmul;
 mod handle;
 pub(crate) mod quirks;
 mod types;
@@ -26,7 +27,8 @@ use cublaslt_sys::{
 pub(crate) use algo::*;
 pub(crate) use attributes::*;
 pub(crate) use call::*;
-pub(crate) use grouped::why_not_grouped;
+pub(crate) use grouped::{grouped_refusal, why_not_grouped};
+pub(crate) use grouped_matmul::{GroupedCall, GroupedMatmul, GroupedProblem};
 pub(crate) use handle::LtHandle;
 pub(crate) use types::*;
 
@@ -389,22 +391,32 @@ pub(crate) fn heuristic(
     layouts.extents(&desc.facts)?;
     handle.bind()?;
     let Layouts { a, b, c, d } = layouts;
+    offers(handle, desc, [a.raw, b.raw, c.raw, d.raw], preference, max, || describe(handle, desc, layouts))
+}
+
+/// The same of layouts that fit together, with the context bound. `problem` is only asked for its words where something is broken.
+fn offers(
+    handle: &LtHandle,
+    desc: &MatmulDesc,
+    [a, b, c, d]: [cublasLtMatrixLayout_t; 4],
+    preference: &Preference,
+    max: usize,
+    problem: impl FnOnce() -> String,
+) -> Result<Heuristic> {
     let mut results = vec![EMPTY; max.clamp(1, 256)];
     let (room, mut count) = (results.len() as i32, 0);
     let (lt, target) = (&handle.handle, results.as_mut_ptr());
-    // SAFETY: handle, descriptors and preference are alive behind the borrows; `results` has `room` elements.
+    // SAFETY: handle, descriptor and preference are alive behind the borrows, and the layouts with whoever asks; `results` has `room` elements.
     let answer = unsafe {
         let api = &lt.library.api;
         let preference = preference.raw;
-        api.cublasLtMatmulAlgoGetHeuristic(
-            lt.raw, desc.raw, a.raw, b.raw, c.raw, d.raw, preference, room, target, &mut count,
-        )
+        api.cublasLtMatmulAlgoGetHeuristic(lt.raw, desc.raw, a, b, c, d, preference, room, target, &mut count)
     };
     let refusal = match status(answer)? {
         Status::SUCCESS => Status::NOT_SUPPORTED,
         refused if refused.is_refusal() => return Ok(Heuristic::Refused(refused)),
         _ => {
-            check("cublasLtMatmulAlgoGetHeuristic", answer, || describe(handle, desc, layouts))?;
+            check("cublasLtMatmulAlgoGetHeuristic", answer, problem)?;
             Status::NOT_SUPPORTED
         }
     };

@@ -52,6 +52,9 @@ pub(crate) const BLOCK_SCALES: Version = Version::new(12, 9, 0);
 /// The first version whose 128x128 scales are fast (notes 12.9.1).
 pub(crate) const BLOCK_SCALES_ADVISED: Version = Version::new(12, 9, 1);
 
+/// The first version with products of groups (CUDA 13.1).
+pub(crate) const GROUPED: Version = Version::new(13, 2, 0);
+
 /// `Err` with the reason below [`MINIMUM`].
 pub(crate) fn check_minimum(version: Version) -> Result<(), String> {
     match version >= MINIMUM {

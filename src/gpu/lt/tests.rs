@@ -101,6 +101,7 @@ fn our_words_have_the_headers_numbers() {
         (ScaleMode::OuterVector, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F),
         (ScaleMode::Group1x128, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
         (ScaleMode::Block128, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
+        (ScaleMode::EachGroup, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_PER_BATCH_SCALAR_32F),
     ] {
         assert_eq!(ours as u32, header.0);
     }

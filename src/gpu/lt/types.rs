@@ -97,6 +97,8 @@ pub(crate) enum ScaleMode {
     Group1x128 = 4,
     /// One per 128x128: `[ceil(rows/128)][ceil(K/128) rounded up to 4]`.
     Block128 = 5,
+    /// Of products of groups: one number for each, whose addresses lie together.
+    EachGroup = 6,
 }
 
 impl ScaleMode {
@@ -111,6 +113,8 @@ impl ScaleMode {
             Self::OuterVector => 4 * outer,
             Self::Group1x128 => 4 * blocks * outer,
             Self::Block128 => 4 * blocks.next_multiple_of(4) * outer.div_ceil(128),
+            // Of a product that has no groups: none.
+            Self::EachGroup => 0,
         }
     }
 }
