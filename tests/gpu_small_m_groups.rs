@@ -19,6 +19,8 @@ mod places;
 mod small_m_weights;
 #[path = "gpu_small_m_groups/thousand.rs"]
 mod thousand;
+#[path = "gpu_small_m_groups/walks.rs"]
+mod walks;
 
 use common::gemm::*;
 use common::*;
