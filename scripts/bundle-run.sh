@@ -213,7 +213,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     gpu_amax) tests=(rows_of_codes rows_of_gradients whole_matrices members_of) ;;
                     gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3) tests=(each_kernel_once not_a_number graphs refus) ;;
                     gpu_small_m_gated) tests=(each_kernel_once graphs refus) ;;
-                    gpu_small_m_groups) tests=(each_kernel_once graphs refus any_numbers) ;;
+                    gpu_small_m_groups) tests=(each_kernel_once graphs refus any_numbers clusters_walk) ;;
                     gpu_small_m_passes) tests=(fp8_weights invariant) ;;
                     gpu_small_m_wgmma) tests=(what_explain) ;;
                     # Every kernel of a layer, and tokens that are no multiple of anything.
@@ -250,7 +250,8 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                         gpu_quantize_a) tests=(each_scheme_once) ;;
                         gpu_experts_rows) tests=(between_groups) ;;
                         gpu_experts_gradient) tests=(starts_give gradients_in_e5m2) ;;
-                        gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated | gpu_small_m_groups) tests=(each_kernel_once) ;;
+                        gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated) tests=(each_kernel_once) ;;
+                        gpu_small_m_groups) tests=(each_kernel_once clusters_walk) ;;
                         gpu_small_m_wgmma) ;;
                         *) continue ;;
                     esac

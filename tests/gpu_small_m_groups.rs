@@ -21,6 +21,8 @@ mod places;
 mod small_m_weights;
 #[path = "gpu_small_m_groups/thousand.rs"]
 mod thousand;
+#[path = "gpu_small_m_groups/walks.rs"]
+mod walks;
 
 use common::gemm::*;
 use common::*;
@@ -213,32 +215,38 @@ fn quantized_rows_are_what_each_group_is_alone() {
     assert!(texts[2].contains("one launch of small-m"), "{}", texts[2]);
 }
 
-/// One graph whose launches find other counts and starts, and other tokens: those of an engine that decodes.
+fn by_starts<'a>(of: &'a Experts, starts: &'a DeviceBuffer, counts: &'a DeviceBuffer, usual: usize) -> Launch<'a> {
+    Launch { of, starts: Some(starts), slot_rows: 0, counts, usual, out: DType::Bf16, gap: 0 }
+}
+
+/// A graph of each width, whose launches find other counts and starts, and other tokens: those of an engine that decodes.
 #[test]
 fn graphs_follow_counts_starts_and_rows() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(303);
     handle.load_kernels(&[KernelFamily::SmallMGroups, KernelFamily::Grouped]).unwrap();
     for (pair, gated) in [(PAIRS[0], false), (PAIRS[0], true), (PAIRS[12], false), (PAIRS[5], true)] {
-        let (groups, n, k, rows) = (40, 128, 3616, 96);
+        let (groups, n, k, rows) = (40, 128, 3616, 512);
         let each = if gated { 2 * n } else { n };
         let mut of = Experts::new(&handle, &mut rng, rows, [groups, each, k], pair);
         let mut starts = handle.upload(&vec![0i64; groups]).unwrap();
         let mut counts = handle.upload(&vec![0i64; groups]).unwrap();
         let mut d = handle.upload(&vec![0xFFu8; rows * n * 2]).unwrap();
-        let graph = {
-            let out = DType::Bf16;
-            let launch =
-                Launch { of: &of, starts: Some(&starts), slot_rows: 0, counts: &counts, usual: 8, out, gap: 0 };
-            capture_owned(&handle, || launch.enqueue(&handle, &mut d, gated, &End::default())).unwrap()
-        };
+        let graphs = WIDTHS.map(|usual| {
+            let launch = by_starts(&of, &starts, &counts, usual);
+            launch.explain(&handle, gated);
+            let mut enqueue = || launch.enqueue(&handle, &mut d, gated, &End::default());
+            // Of many rows A is arranged in scratch memory, which is not reserved in a capture.
+            enqueue().unwrap();
+            (usual, capture_owned(&handle, enqueue).unwrap())
+        });
         for turn in 0..4 {
-            // Of few groups each has some rows; others have none, and lie where the next one does.
+            // Of few groups each has some rows, one or more than the widest tiles take; others have none, and lie where the next one does.
             let mut at = 0;
             let mut found = Vec::new();
             for g in 0..groups {
-                let count =
-                    if turn < 3 && (g * 7 + turn) % 5 == 0 && at + 12 <= rows { 1 + (g + turn) % 11 } else { 0 };
+                let has_rows = turn < 3 && (g * 7 + turn) % 5 == 0 && at + 132 <= rows;
+                let count = if has_rows { 1 + (g + turn).pow(2) % 131 } else { 0 };
                 found.push((at, count));
                 at += count.next_multiple_of(4);
             }
@@ -248,19 +256,13 @@ fn graphs_follow_counts_starts_and_rows() {
             let numbers = |of: fn(&(usize, usize)) -> usize| found.iter().map(|x| of(x) as i64).collect::<Vec<_>>();
             handle.write(&mut starts.view_mut(), &numbers(|x| x.0)).unwrap();
             handle.write(&mut counts.view_mut(), &numbers(|x| x.1)).unwrap();
-            handle.write(&mut d.view_mut(), &vec![0xFFu8; rows * n * 2]).unwrap();
-            handle.launch(&graph).unwrap();
-            let launch = Launch {
-                of: &of,
-                starts: Some(&starts),
-                slot_rows: 0,
-                counts: &counts,
-                usual: 8,
-                out: DType::Bf16,
-                gap: 0,
-            };
-            let want = launch.want(&handle, &found, gated, &End::default());
-            assert!(handle.read_bytes(&d.view()).unwrap() == want, "{pair:?}, gated {gated}, turn {turn}");
+            let want = by_starts(&of, &starts, &counts, 8).want(&handle, &found, gated, &End::default());
+            for (usual, graph) in &graphs {
+                handle.write(&mut d.view_mut(), &vec![0xFFu8; rows * n * 2]).unwrap();
+                handle.launch(graph).unwrap();
+                let words = format!("{pair:?}, {usual} rows, gated {gated}, turn {turn}");
+                assert!(handle.read_bytes(&d.view()).unwrap() == want, "{words}");
+            }
         }
     }
 }
@@ -270,25 +272,40 @@ fn graphs_follow_counts_starts_and_rows() {
 fn any_numbers_are_clamped() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(304);
-    let (groups, n, k, rows) = (5, 128, 160, 40);
-    let of = Experts::new(&handle, &mut rng, rows, [groups, n, k], PAIRS[0]);
+    let (groups, n, k) = (5, 128, 160);
     let mut clamped = handle.upload(&[77u32]).unwrap();
-    let in_order = ([0i64, 8, 12, 24, 32], [8i64, 0, 100, -1, 3], [(0, 8), (8, 0), (12, 12), (24, 0), (32, 3)], 2);
-    let odd = ([4i64, 9, 16, 20, 12], [8, 4, 9, 4, i64::MAX], [(4, 5), (0, 0), (16, 4), (20, 0), (0, 0)], 5);
-    let outside = ([-8i64, 36, 1 << 40, i64::MIN, 4], [4, 9, 1, 1, 4], [(0, 0), (36, 4), (0, 0), (0, 0), (0, 0)], 5);
-    for (starts, counts, taken, bad) in [in_order, odd, outside] {
-        let (starts, counts) = (handle.upload(&starts).unwrap(), handle.upload(&counts).unwrap());
-        let launch =
-            Launch { of: &of, starts: Some(&starts), slot_rows: 0, counts: &counts, usual: 8, out: DType::F32, gap: 0 };
-        let end = End::default();
-        let got = launch.run(&handle, false, &end);
-        assert!(got == launch.want(&handle, &taken, false, &end), "{taken:?}");
-        let mut d = handle.upload(&vec![0xFFu8; launch.bytes(false)]).unwrap();
-        let to = MatMut::new(&mut d, DType::F32, rows, n).unwrap();
-        let args = GroupedGemmArgs::weight_only(of.a(), &of.b, groups, launch.rows(), to).alpha(ALPHA);
-        handle.grouped_gemm(args.clamped(clamped.view_mut())).unwrap();
-        assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [bad], "{taken:?}");
-        assert!(handle.read_bytes(&d.view()).unwrap() == got);
+    for (pair, usual) in [PAIRS[0], PAIRS[12]].into_iter().flat_map(|pair| WIDTHS.map(|usual| (pair, usual))) {
+        // More rows than are usual, so that one group is clamped to parts behind each other.
+        let rows = 32 + usual;
+        let of = Experts::new(&handle, &mut rng, rows, [groups, n, k], pair);
+        let all = rows as i64;
+        let in_order = (
+            [0i64, 8, 12, all - 16, all - 8],
+            [8i64, 0, 1000, -1, 3],
+            [(0, 8), (8, 0), (12, rows - 28), (rows - 16, 0), (rows - 8, 3)],
+            2,
+        );
+        let odd = ([4i64, 9, 16, 20, 12], [8, 4, 9, 4, i64::MAX], [(4, 5), (0, 0), (16, 4), (20, 0), (0, 0)], 5);
+        let outside = (
+            [-8i64, all - 4, 1 << 40, i64::MIN, 4],
+            [4, 9, 1, 1, 4],
+            [(0, 0), (rows - 4, 4), (0, 0), (0, 0), (0, 0)],
+            5,
+        );
+        for (starts, counts, taken, bad) in [in_order, odd, outside] {
+            let (starts, counts) = (handle.upload(&starts).unwrap(), handle.upload(&counts).unwrap());
+            let launch = Launch { out: DType::F32, ..by_starts(&of, &starts, &counts, usual) };
+            launch.explain(&handle, false);
+            let end = End::default();
+            let got = launch.run(&handle, false, &end);
+            let words = format!("{pair:?}, {usual} rows, {taken:?}");
+            assert!(got == launch.want(&handle, &taken, false, &end), "{words}");
+            let mut d = handle.upload(&vec![0xFFu8; launch.bytes(false)]).unwrap();
+            let to = MatMut::new(&mut d, DType::F32, rows, n).unwrap();
+            handle.grouped_gemm(launch.plain(to).clamped(clamped.view_mut())).unwrap();
+            assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [bad], "{words}");
+            assert!(handle.read_bytes(&d.view()).unwrap() == got, "{words}");
+        }
     }
 }
 
@@ -337,54 +354,73 @@ fn two_matrices_side_by_side() {
     }
 }
 
-/// Gates from the ends of the sigmoid, zeros, infinities and NaN: what the reference makes of the products.
+/// Gates from the ends of the sigmoid, zeros, infinities and NaN, in the first rows and in the last, which other parts have: what the reference makes of the products.
 #[test]
 fn gates_of_any_size() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(306);
-    let (m, n, k) = (16, 128, 160);
-    for size in [1e-20, 50.0, 1e4, 1e36] {
-        let mut x = blocked(&mut rng, m, k).mapv(|v| v * size);
-        x.row_mut(3).fill(0.0);
-        x[[5, 7]] = f32::NAN;
-        x[[6, 9]] = f32::INFINITY;
-        let w = quantized(&blocked(&mut rng, 2 * n, k), Scheme::Nvfp4Row);
-        let of = Experts::of(&handle, x, w, 1, DType::Bf16);
-        let counts = handle.upload(&[m as i64]).unwrap();
-        let launch = Launch { of: &of, starts: None, slot_rows: m, counts: &counts, usual: m, out: DType::F32, gap: 0 };
-        let got = values_of(DType::F32, &launch.run(&handle, true, &End::default()));
-        let want = values_of(DType::F32, &launch.want(&handle, &[(0, m)], true, &End::default()));
-        assert_same_values(&got, &want, n, &format!("size {size:e}"));
+    let (n, k) = (128, 160);
+    let schemes = [Scheme::Nvfp4Row, Scheme::Fp8Group128x128(F)];
+    for (scheme, m) in schemes.into_iter().flat_map(|scheme| [16, 32, 64, 128].map(|m| (scheme, m))) {
+        for size in [1e-20, 50.0, 1e4, 1e36] {
+            let mut x = blocked(&mut rng, m, k).mapv(|v| v * size);
+            for from in [0, m - 16] {
+                x.row_mut(from + 3).fill(0.0);
+                x[[from + 5, 7]] = f32::NAN;
+                x[[from + 6, 9]] = f32::INFINITY;
+            }
+            let w = quantized(&blocked(&mut rng, 2 * n, k), scheme);
+            let of = Experts::of(&handle, x, w, 1, DType::Bf16);
+            let counts = handle.upload(&[m as i64]).unwrap();
+            let (slot_rows, usual, out) = (m, m, DType::F32);
+            let launch = Launch { of: &of, starts: None, slot_rows, counts: &counts, usual, out, gap: 0 };
+            launch.explain(&handle, true);
+            let got = values_of(out, &launch.run(&handle, true, &End::default()));
+            let want = values_of(out, &launch.want(&handle, &[(0, m)], true, &End::default()));
+            assert_same_values(&got, &want, n, &format!("{scheme}, {m} rows, size {size:e}"));
+        }
     }
 }
 
-/// Thousands of launches, each behind the one before it and with a D of its own, whose counts change in between: each has the right bits.
+/// Thousands of launches, each behind the one before it and with a D of its own, whose counts change in between: each has the right bits, whatever number of rows is usual.
 #[test]
 fn long_runs() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(307);
     for (pair, gated) in [(PAIRS[0], true), (PAIRS[12], false)] {
-        let (groups, n, k) = (24, 256, 2080);
-        let of = Experts::new(&handle, &mut rng, 192, [groups, if gated { 2 * n } else { n }, k], pair);
-        let counts: Vec<usize> = (0..groups).map(|g| g * 5 % 9).collect();
+        // Slots that hold two parts of the widest tiles, every other one from four rows beyond a multiple of eight on.
+        let (groups, n, k, slot_rows) = (24, 256, 2080, 76);
+        let rows = groups * slot_rows;
+        let of = Experts::new(&handle, &mut rng, rows, [groups, if gated { 2 * n } else { n }, k], pair);
+        let counts: Vec<usize> = (0..groups).map(|g| g * 5 % 9 * slot_rows / 8).collect();
         let count = |turn: usize, g: usize| counts[(g + turn) % groups];
         let mut counts_on = handle.upload(&vec![0i64; groups]).unwrap();
-        let poison = vec![0xFFu8; 192 * n * 2];
+        let poison = vec![0xFFu8; rows * n * 2];
         let mut all: Vec<_> = (0..64).map(|_| handle.upload(&poison).unwrap()).collect();
         for turn in 0..8 {
             let numbers: Vec<_> = (0..groups).map(|g| count(turn, g) as i64).collect();
             handle.write(&mut counts_on.view_mut(), &numbers).unwrap();
-            let launch =
-                Launch { of: &of, starts: None, slot_rows: 8, counts: &counts_on, usual: 8, out: DType::Bf16, gap: 0 };
-            let taken: Vec<_> = (0..groups).map(|g| (8 * g, count(turn, g))).collect();
-            let want = launch.want(&handle, &taken, gated, &End::default());
-            for run in 0..16 {
+            let launch = |usual: usize| Launch {
+                of: &of,
+                starts: None,
+                slot_rows,
+                counts: &counts_on,
+                usual,
+                out: DType::Bf16,
+                gap: 0,
+            };
+            let taken: Vec<_> = (0..groups).map(|g| (slot_rows * g, count(turn, g))).collect();
+            let want = launch(8).want(&handle, &taken, gated, &End::default());
+            for (run, usual) in [8, 64, 128].into_iter().cycle().take(9).enumerate() {
+                let launch = launch(usual);
+                launch.explain(&handle, gated);
                 all.iter_mut().for_each(|d| handle.write(&mut d.view_mut(), &poison).unwrap());
                 for d in &mut all {
                     launch.enqueue(&handle, d, gated, &End::default()).unwrap();
                 }
                 let wrong = all.iter().position(|d| handle.read_bytes(&d.view()).unwrap() != want);
-                assert_eq!(wrong, None, "{pair:?}, gated {gated}, turn {turn}, run {run}: which launch");
+                let words = format!("{pair:?}, {usual} rows, gated {gated}, turn {turn}, run {run}");
+                assert_eq!(wrong, None, "{words}: which launch");
             }
         }
     }

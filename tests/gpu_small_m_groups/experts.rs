@@ -45,6 +45,11 @@ pub fn is_e2m1(scheme: Scheme) -> bool {
     matches!(scheme, Scheme::Nvfp4 | Scheme::Nvfp4Row | Scheme::Mxfp4)
 }
 
+/// Usual rows of groups that tiles multiply; those of more are multiplied by warpgroup products.
+pub fn few_rows(scheme: Scheme) -> usize {
+    if is_e2m1(scheme) { 16 } else { 64 }
+}
+
 /// The tiles that have the same order of sums: as many parts of k as have fourteen steps of 128 each, four at the most.
 pub fn tiles(scheme: Scheme, k: usize) -> SmallMConfig {
     let block = if is_e2m1(scheme) { SmallMBlock::Tile } else { SmallMBlock::TileE4m3 };
@@ -177,6 +182,16 @@ pub fn starts_of(counts: &[usize]) -> (Vec<i64>, usize) {
     (starts.collect(), at + 4)
 }
 
+/// Rows of a slot that holds each of these.
+fn slot_rows_of(counts: &[usize]) -> usize {
+    counts.iter().max().unwrap().next_multiple_of(4)
+}
+
+/// Rows of A for groups of these counts, in slots or not.
+pub fn rows_for(counts: &[usize], slots: bool) -> usize {
+    if slots { slot_rows_of(counts) * counts.len() } else { starts_of(counts).1 }
+}
+
 /// D of all groups in one launch: rows of no group are poison.
 pub struct Launch<'a> {
     pub of: &'a Experts,
@@ -204,16 +219,38 @@ impl Launch<'_> {
         self.of.x.nrows() * (self.columns(gated) + self.gap) * self.out.bytes()
     }
 
-    pub fn enqueue(&self, handle: &Handle, d: &mut DeviceBuffer, gated: bool, end: &End) -> scaled_gemm::Result<()> {
+    fn to<'b>(&self, d: &'b mut DeviceBuffer, gated: bool) -> scaled_gemm::Result<MatMut<'b>> {
         let (rows, n) = (self.of.x.nrows(), self.columns(gated));
-        let to = MatMut::new(d, self.out, rows, n)?.with_row_stride(n + self.gap)?;
+        MatMut::new(d, self.out, rows, n)?.with_row_stride(n + self.gap)
+    }
+
+    pub fn plain<'b>(&'b self, d: MatMut<'b>) -> GroupedGemmArgs<'b> {
+        let args = GroupedGemmArgs::weight_only(self.of.a(), &self.of.b, self.of.groups, self.rows(), d);
+        args.alpha(ALPHA).expected_rows(self.usual)
+    }
+
+    fn gated<'b>(&'b self, d: MatMut<'b>) -> FusedGemmArgs<'b> {
+        let args = FusedGemmArgs::swiglu_weight_only(self.of.a(), &self.of.b, d).alpha(ALPHA);
+        args.groups(self.of.groups, self.rows()).expected_rows(self.usual)
+    }
+
+    /// What `explain` says of it, after checking that it is multiplied as so many usual rows should be.
+    pub fn explain(&self, handle: &Handle, gated: bool) -> String {
+        let mut d = handle.alloc(self.bytes(gated)).unwrap();
+        let to = self.to(&mut d, gated).unwrap();
+        let text = if gated { self.gated(to).explain(handle) } else { self.plain(to).explain(handle) }.unwrap();
+        let by_warpgroups = self.usual.min(self.of.x.nrows()) > few_rows(self.of.w.scheme());
+        assert_eq!(text.contains("by warpgroup products"), by_warpgroups, "{} usual rows: {text}", self.usual);
+        text
+    }
+
+    pub fn enqueue(&self, handle: &Handle, d: &mut DeviceBuffer, gated: bool, end: &End) -> scaled_gemm::Result<()> {
+        let to = self.to(d, gated)?;
         if gated {
-            let args = FusedGemmArgs::swiglu_weight_only(self.of.a(), &self.of.b, to).alpha(ALPHA);
-            return handle.fused_gemm(args.groups(self.of.groups, self.rows()).expected_rows(self.usual));
+            return handle.fused_gemm(self.gated(to));
         }
         let bias = end.bias.as_ref().map(|bias| handle.upload(bias)).transpose()?;
-        let args = GroupedGemmArgs::weight_only(self.of.a(), &self.of.b, self.of.groups, self.rows(), to);
-        let args = args.alpha(ALPHA).activation(end.activation).expected_rows(self.usual);
+        let args = self.plain(to).activation(end.activation);
         match &bias {
             Some(bias) => handle.grouped_gemm(args.bias(VecRef::new(bias, DType::F32, self.of.w.rows())?)),
             None => handle.grouped_gemm(args),
@@ -252,20 +289,34 @@ pub fn check(
     counts: &[usize],
     [n, k]: [usize; 2],
     pair: (DType, Scheme),
-    (usual, out): (usize, DType),
+    of_width: (usize, DType),
     (slots, gated): (bool, bool),
 ) {
-    let (starts, rows) = starts_of(counts);
-    let slot_rows = counts.iter().max().unwrap().next_multiple_of(4);
-    let rows = if slots { slot_rows * counts.len() } else { rows };
     let each = if gated { 2 * n } else { n };
-    let mut of = Experts::new(handle, rng, rows, [counts.len(), each, k], pair);
+    let mut of = Experts::new(handle, rng, rows_for(counts, slots), [counts.len(), each, k], pair);
+    check_of(handle, rng, &mut of, counts, of_width, (slots, gated));
+}
+
+/// The same of experts that others may be checked with, too. What `explain` says of the launch.
+pub fn check_of(
+    handle: &Handle,
+    rng: &mut Noise,
+    of: &mut Experts,
+    counts: &[usize],
+    (usual, out): (usize, DType),
+    (slots, gated): (bool, bool),
+) -> String {
+    let (starts, _) = starts_of(counts);
+    let slot_rows = slot_rows_of(counts);
+    let (n, k, pair) = (of.each / if gated { 2 } else { 1 }, of.x.ncols(), (of.dtype, of.w.scheme()));
+    of.b.repack(handle, CodeOrder::Published).unwrap();
     let start = |g: usize| if slots { g * slot_rows } else { starts[g] as usize };
     let taken: Vec<_> = counts.iter().enumerate().map(|(g, count)| (start(g), *count)).collect();
     let starts_on = handle.upload(&starts).unwrap();
     let counts_on = handle.upload(&counts.iter().map(|count| *count as i64).collect::<Vec<_>>()).unwrap();
     let starts = (!slots).then_some(&starts_on);
-    let launch = Launch { of: &of, starts, slot_rows, counts: &counts_on, usual, out, gap: counts.len() % 2 * 4 };
+    let launch = Launch { of, starts, slot_rows, counts: &counts_on, usual, out, gap: counts.len() % 2 * 4 };
+    let text = launch.explain(handle, gated);
     let mut end = End::default();
     if !gated && n == 256 {
         end.bias = Some((0..counts.len() * n).map(|_| rng.normal()).collect());
@@ -281,7 +332,8 @@ pub fn check(
     let gap = launch.gap;
     if CodeOrder::Repacked.check(pair.1, of.b.rows(), k).is_ok() {
         of.b.repack(handle, CodeOrder::Repacked).unwrap();
-        let launch = Launch { of: &of, starts, slot_rows, counts: &counts_on, usual, out, gap };
+        let launch = Launch { of, starts, slot_rows, counts: &counts_on, usual, out, gap };
         assert!(launch.run(handle, gated, &end) == got, "repacked weights: {pair:?}");
     }
+    text
 }

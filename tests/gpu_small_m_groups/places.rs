@@ -18,11 +18,12 @@ fn operands_between_guards() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(310);
     let (starts, rows) = starts_of(&COUNTS);
+    let mut tried = std::collections::BTreeSet::new();
     for (i, pair) in PAIRS.into_iter().enumerate() {
         for (j, gated) in [false, true].into_iter().enumerate() {
             // Up to four parts of k, and codes in either order.
             let k = [384, 3584, 7168][(i + j) % 3];
-            let (usual, out) = (WIDTHS[(i + 2 * j) % 4], WIDE[(i + j) % 3]);
+            let (usual, out) = (WIDTHS[(i + 2 * j) % WIDTHS.len()], WIDE[(i + j) % 3]);
             let each = if gated { 2 * N } else { N };
             let x = Array2::from_shape_fn((rows, k), |(row, _)| {
                 let inside = starts
@@ -44,15 +45,20 @@ fn operands_between_guards() {
                 let a = MatRef::new(a, pair.0, rows, k).unwrap().with_row_stride(k + 8).unwrap();
                 let d = MatMut::new(d, out, rows, N).unwrap().with_row_stride(stride).unwrap();
                 let where_rows = GroupedRows::Contiguous { starts: places[0].view(), counts: places[1].view() };
-                let called = if gated {
+                if gated {
                     let args = FusedGemmArgs::swiglu_weight_only(a, b, d).alpha(ALPHA);
-                    handle.fused_gemm(args.groups(COUNTS.len(), where_rows).expected_rows(usual))
+                    let args = args.groups(COUNTS.len(), where_rows).expected_rows(usual);
+                    let text = args.explain(&handle).unwrap();
+                    handle.fused_gemm(args).unwrap();
+                    text
                 } else {
                     let args = GroupedGemmArgs::weight_only(a, b, COUNTS.len(), where_rows, d).alpha(ALPHA);
                     let bias = VecRef::new(bias, DType::Bf16, COUNTS.len() * N).unwrap();
-                    handle.grouped_gemm(args.bias(bias).activation(Activation::Silu).expected_rows(usual))
-                };
-                called.unwrap();
+                    let mut args = args.bias(bias).activation(Activation::Silu).expected_rows(usual);
+                    let text = args.explain(&handle).unwrap();
+                    handle.grouped_gemm(args).unwrap();
+                    text
+                }
             };
             let orders = [CodeOrder::Published, CodeOrder::Repacked];
             for order in orders.into_iter().filter(|order| order.check(pair.1, w.rows(), k).is_ok()) {
@@ -64,7 +70,10 @@ fn operands_between_guards() {
                     let a = handle.upload(&strided(&x, pair.0, 8)).unwrap();
                     let places = [&starts, &counts].map(|numbers| handle.upload(numbers).unwrap());
                     let bias = handle.upload(&bytes_of(DType::Bf16, &bias)).unwrap();
-                    call(&a, &b, &places, &bias, &mut apart);
+                    let text = call(&a, &b, &places, &bias, &mut apart);
+                    let by_warpgroups = usual > few_rows(pair.1);
+                    assert_eq!(text.contains("by warpgroup products"), by_warpgroups, "{words}: {text}");
+                    tried.insert((is_e2m1(pair.1), gated, by_warpgroups));
                 }
                 let want = handle.read_bytes(&apart.view()).unwrap();
                 let mut arena = Arena::new(&handle, 2 * (rows + COUNTS.len() * each + 256) * (k + 256) + (4 << 20));
@@ -89,6 +98,7 @@ fn operands_between_guards() {
             }
         }
     }
+    assert_eq!(tried.len(), 8, "kernels of either kind, of both kinds of weights, gated and not: {tried:?}");
 }
 
 /// Slots of NVFP4 rows whose weights are repacked: the bits of published codes, in one launch and in one product a slot.
