@@ -182,7 +182,7 @@ mod tests {
     fn arrays_are_those_of_the_kernel() {
         assert!(SOURCE.contains("enum { B_AT, A_AT, D_AT, B_SCALES, A_SCALES, N, K, ROWS, D_STRIDE, ARRAYS };"));
         assert_eq!((GroupArray::BAt as usize, GroupArray::DStride as usize), (0, ARRAYS - 1));
-        assert_eq!(size_of::<Problem>(), 192);
+        assert_eq!(size_of::<Problem>(), 184);
         let all = Span::unguarded(4096, group_array_bytes(3));
         // Three numbers take the place of four.
         assert_eq!(group_array(&all, 3, GroupArray::AAt).address, 4096 + 32);

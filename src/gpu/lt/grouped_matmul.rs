@@ -255,7 +255,7 @@ mod tests {
         let tensor = problem([DataType::E4m3, DataType::E5m2, DataType::Bf16], ScaleMode::EachGroup);
         if library.version() < GROUPED {
             let text = tensor.layouts([4096; 4]).map(drop).unwrap_err().to_string();
-            assert!(text.contains("cublasLtGroupedMatrixLayoutCreate"), "{text}");
+            assert!(text.contains("a function is missing"), "{text}");
             assert!(tensor.descriptor(4096).map(drop).unwrap_err().to_string().contains("older than 13.2.0"));
             return Ok(());
         }
