@@ -1,10 +1,10 @@
 //! Products of groups of rows, each with a matrix of its own, as experts are: 1x128 x 128x128 to BF16 by one launch of our kernels for sm_90, in every
-//! configuration, against one product a group, and against one BF16 product a group; likewise 1x128 x 1x128, and rows in E5M2, as gradients are. Then gradients of these matrices, 1x128 scales on both sides, added to
+//! configuration, against one product a group, and against one BF16 product a group; likewise 1x128 x 1x128, rows in E5M2, as gradients are, and whole matrices with a scale each, of these also by cuBLASLt's own product of groups where it has one. Then gradients of these matrices, 1x128 scales on both sides, added to
 //! FP32: one launch, in two configurations and as chosen, against one product a group; of dY in E4M3 and E5M2.
 //!
 //! `cargo bench --bench grouped`; the runner that `scripts/bundle.sh` packs on a machine without a toolchain. Elements of the last group of every
 //! way are checked against the f64 bound. The target is 1.4 times BF16. `SCALED_GEMM_SHAPES=8x1024,64x16` takes these groups x rows alone,
-//! `vectors-8x1024` and `e5m2-8x1024` those of the other pairs, `dw-8x1024` and `dw-e5m2-8x1024` these of gradients.
+//! `vectors-8x1024`, `e5m2-8x1024` and `tensor-8x1024` those of the other pairs, `dw-8x1024` and `dw-e5m2-8x1024` these of gradients.
 
 mod common;
 
@@ -14,15 +14,18 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::Accumulator;
 use scaled_gemm::{
     Activation, Bf16Gemm, Cadence, ClockWatch, DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc,
-    GemmPlan, GroupedGemmArgs, GroupedRows, GroupedWeightGradient, Handle, KernelFamily, MatMut, MatRef, PlanOptions,
-    QuantMatrix, QuantizeTo, Recipe, Result, Scheme, Sm90Config, Timing,
+    GemmPlan, GroupedGemmArgs, GroupedGemmDesc, GroupedGemmPlan, GroupedRows, GroupedWeightGradient, Handle,
+    HostQuantMatrix, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Result, Scheme,
+    Sm90Config, Timing,
 };
 
 const A: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
 const B: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
 const WIDE: Scheme = Scheme::Fp8Group1x128(Fp8Format::E5M2);
 /// What is multiplied, with the beginning of its name.
-const PAIRS: [(&str, [Scheme; 2]); 3] = [("", [A, B]), ("vectors-", [A, A]), ("e5m2-", [WIDE, B])];
+const TENSOR: Scheme = Scheme::Fp8Tensor(Fp8Format::E4M3);
+const PAIRS: [(&str, [Scheme; 2]); 4] =
+    [("", [A, B]), ("vectors-", [A, A]), ("e5m2-", [WIDE, B]), ("tensor-", [TENSOR, TENSOR])];
 /// Those that have kernels for all of them.
 const COMMON: [Sm90Config; 4] =
     [Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128, Sm90Config::Tile64x64Two];
@@ -55,13 +58,24 @@ impl Operands {
         let x = random(handle, 1, groups * step * K, DType::Bf16);
         let w = random(handle, 2, groups * N * K, DType::Bf16);
         let quantized = |x: &MatRef<'_>, scheme| handle.quantize(x, Recipe::new(scheme)).unwrap();
-        let one =
-            |g: usize| (quantized(&rows_of(&x, g * step, rows), pair[0]), quantized(&rows_of(&w, g * N, N), pair[1]));
+        let (a, b) =
+            (quantized(&rows_of(&x, 0, groups * step), pair[0]), quantized(&rows_of(&w, 0, groups * N), pair[1]));
+        // A scale of the whole is that of its parts.
+        let part = |all: &QuantMatrix, x: &CudaSlice<u8>, start: usize, rows: usize| match all.scheme() {
+            TENSOR => {
+                let all = all.to_host(handle).unwrap();
+                let codes = all.logical_codes()[start * K..(start + rows) * K].to_vec();
+                let own = HostQuantMatrix::from_logical(TENSOR, rows, K, codes, &all.logical_scales()).unwrap();
+                QuantMatrix::from_host(handle, &own).unwrap()
+            }
+            scheme => quantized(&rows_of(x, start, rows), scheme),
+        };
+        let one = |g: usize| (part(&a, &x, g * step, rows), part(&b, &w, g * N, N));
         let starts: Vec<i64> = (0..groups).map(|g| (g * step) as i64).collect();
         Self {
-            a: quantized(&rows_of(&x, 0, groups * step), pair[0]),
-            b: quantized(&rows_of(&w, 0, groups * N), pair[1]),
             alone: (0..groups).map(one).collect(),
+            a,
+            b,
             starts: handle.upload(&starts).unwrap(),
             counts: handle.upload(&vec![rows as i64; groups]).unwrap(),
             groups,
@@ -88,6 +102,8 @@ enum Way {
     OneByOne(Box<GemmPlan>),
     Contiguous(Option<Sm90Config>),
     Masked,
+    /// cuBLASLt's own.
+    Library(Box<GroupedGemmPlan>),
 }
 
 impl Way {
@@ -98,6 +114,7 @@ impl Way {
             Self::Contiguous(Some(config)) => format!("grouped, {config}"),
             Self::Contiguous(None) => "grouped, as chosen".to_string(),
             Self::Masked => "grouped, in slots, as chosen".to_string(),
+            Self::Library(_) => "cuBLASLt's own".to_string(),
         }
     }
 
@@ -119,7 +136,7 @@ impl Way {
                 });
             }
             Self::Contiguous(config) => *config,
-            Self::Masked => None,
+            Self::Masked | Self::Library(_) => None,
         };
         let counts = of.counts.view();
         let rows = match self {
@@ -128,6 +145,9 @@ impl Way {
         };
         let d = MatMut::new(d, DType::Bf16, of.groups * of.step, N)?;
         let args = GroupedGemmArgs::new(&of.a, &of.b, of.groups, rows, d).expected_rows(of.rows);
+        if let Self::Library(plan) = self {
+            return plan.execute(handle, args);
+        }
         handle.grouped_gemm(match config {
             Some(config) => args.config(config),
             None => args,
@@ -171,9 +191,16 @@ fn measure(handle: &Handle, watch: &ClockWatch, case: [usize; 3], pair: [Scheme;
     }
     let is_first = pair == PAIRS[0].1;
     let of_groups = Sm90Config::ALL.into_iter().filter(|config| config.k_parts() == 1 && !config.ends_plainly());
-    let of_groups = of_groups.filter(|config| is_first || COMMON.contains(config));
+    let of_groups = of_groups.filter(|config| is_first || a != TENSOR && COMMON.contains(config));
     ways.extend(of_groups.map(|config| Way::Contiguous(Some(config))));
     ways.extend([Way::Contiguous(None), Way::Masked]);
+    if a == TENSOR {
+        let desc = GroupedGemmDesc::contiguous(groups, groups * step, N, K, a, b, DType::Bf16).with_expected_rows(rows);
+        match handle.plan_grouped(&desc.with_by_cublaslt(true)) {
+            Ok(plan) => ways.push(Way::Library(Box::new(plan))),
+            Err(error) => println!("\nWithout cuBLASLt's own: {error}"),
+        }
+    }
 
     let mut d = handle.stream().alloc_zeros::<u8>(groups * step * N * 2).unwrap();
     let (a, b) = &of.alone[groups - 1];
