@@ -440,7 +440,7 @@ impl Handle {
     /// first.
     ///
     /// Inside, only calls that allocate nothing and wait for nothing are taken: `GemmPlan::execute` after `GemmPlan::prepare`, `GroupedGemmPlan::execute`,
-    /// `Handle::scaled_gemm` of problems that it has planned, and the `*_into` calls. The memory they use is this crate's: a
+    /// `Handle::scaled_gemm` of problems that it has planned, `Handle::grouped_gemm` and `Handle::fused_gemm` behind a call of the same shapes, and the `*_into` calls. The memory they use is this crate's: a
     /// [`QuantMatrix`](crate::gpu::QuantMatrix), or a [`DeviceBuffer`] behind `MatRef` and `MatMut`. For cudarc slices see
     /// [`Handle::capture_borrowing`].
     ///

@@ -121,7 +121,8 @@ impl<'a> GroupedGemmArgs<'a> {
     /// // 256 experts of 2048 x 7168 weights, at most four tokens of each in a slot of its own.
     /// let rows = GroupedRows::Masked { slot_rows: 4, counts: counts.view() };
     /// let d = MatMut::new(d, DType::Bf16, 256 * 4, 2048)?;
-    /// handle.grouped_gemm(GroupedGemmArgs::weight_only(x, nvfp4, 256, rows, d))?;
+    /// // Of 64 tokens a step a group usually has two: told, as a slot has room for more.
+    /// handle.grouped_gemm(GroupedGemmArgs::weight_only(x, nvfp4, 256, rows, d).expected_rows(2))?;
     /// # Ok(())
     /// # }
     /// ```

@@ -52,7 +52,7 @@ pub enum KernelFamily {
     SmallM,
     /// Products of few rows of BF16 or F16 numbers with weights that are decoded.
     SmallMWeights,
-    /// Products of groups of few plain rows, of rows with block scales, and SwiGLU of few plain rows, on sm_90, and on no other GPU.
+    /// Products of groups of plain rows, of rows with block scales, and SwiGLU of few plain rows, on sm_90, and on no other GPU.
     SmallMGroups,
 }
 
