@@ -15,7 +15,7 @@ kernel_files! {
     Grouped, "cast/grouped_gradient", 80..=u32::MAX;
     Grouped, "cast/grouped_between", 80..=u32::MAX;
     Grouped, "cast/grouped_delayed", 80..=u32::MAX;
-    Grouped, "gemm/group_arrays", 80..=u32::MAX;
+    Grouped, "gemm/grouped_arrays", 80..=u32::MAX;
     Cast, "cast/cast_rows", 80..=u32::MAX;
     Cast, "cast/cast_tile", 80..=u32::MAX;
     Cast, "cast/cast_back", 80..=u32::MAX;

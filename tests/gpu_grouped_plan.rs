@@ -83,7 +83,7 @@ fn ways(handle: &Handle) -> Vec<Way> {
         Ok(_) => ways.push(Way {
             desc: library,
             says: "cuBLASLt's own product of groups",
-            first: Some("asking cuBLASLt for its product of groups"),
+            first: Some("reserving scratch memory"),
         }),
         Err(error) => println!("without cuBLASLt's own: {error}"),
     }

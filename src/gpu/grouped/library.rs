@@ -190,7 +190,7 @@ impl LibraryProduct {
         let own = self.scales;
         where_rows.with_places(groups, &order, |places| {
             check_places_apart(&places, &d)?;
-            handle.kernels().group_arrays(
+            handle.kernels().grouped_arrays(
                 queue,
                 &GroupArrays {
                     places,

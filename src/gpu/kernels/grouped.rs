@@ -63,7 +63,7 @@ impl GroupedKernels {
             dequantize: [rows.by_input("dequantize_grouped")?, tiles.by_input("dequantize_grouped_tiles")?],
             clear_between: between.kernel("clear_between_groups")?,
             count_clamped: between.kernel("count_clamped_groups")?,
-            arrays: modules.file("gemm/group_arrays")?.kernel("gemm_group_arrays")?,
+            arrays: modules.file("gemm/grouped_arrays")?.kernel("gemm_grouped_arrays")?,
             spread: between.kernel("spread_over_groups")?,
             delayed_update: modules.file("cast/grouped_delayed")?.kernel("delayed_update_grouped")?,
         })

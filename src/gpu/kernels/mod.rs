@@ -16,8 +16,8 @@ mod fp8;
 mod fp8_tensor_once;
 mod fp8_tiles;
 mod fused;
-mod group_arrays;
 mod grouped;
+mod grouped_arrays;
 mod grouped_between;
 mod grouped_delayed;
 mod grouped_forward;
@@ -53,10 +53,10 @@ mod tensor_map;
 pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use fused::{BackwardCall, BackwardTo, NormCall, Strided};
-pub(crate) use group_arrays::{
+pub(crate) use grouped::{GroupedCast, GroupedCodes, GroupedFactors, GroupedInput};
+pub(crate) use grouped_arrays::{
     GroupArray, GroupArrays, GroupOperand, GroupScales, group_array, group_array_bytes, group_factors,
 };
-pub(crate) use grouped::{GroupedCast, GroupedCodes, GroupedFactors, GroupedInput};
 pub(crate) use grouped_between::{CLAMPED, GroupPlaces};
 pub(crate) use grouped_forward::GroupedForward;
 pub(crate) use grouped_members::GroupedMembers;

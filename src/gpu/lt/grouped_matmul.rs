@@ -208,7 +208,7 @@ impl GroupedMatmul {
         let address = |span: &Span<'_>| span.address as *mut c_void;
         let (lt, opaque, cu_stream) = (&handle.handle, self.algo.opaque(), stream.stream.cu_stream().cast());
         let alpha = address(factors).cast_const();
-        // SAFETY: the arrays are alive: each Span borrows them, and `require` compared each with the number of groups. What they hold `Kernels::group_arrays` has written, earlier on this stream, for the operands
+        // SAFETY: the arrays are alive: each Span borrows them, and `require` compared each with the number of groups. What they hold `Kernels::grouped_arrays` has written, earlier on this stream, for the operands
         // of the same call, whose spans its caller (`grouped/library.rs`, the only one) holds in one order until this returns: it compared every length, and cuts counts to the rows that lie there, so
         // that addresses and extents stay within. Memory is freed in stream order, as for `matmul`. Alpha and beta are eight bytes of the same memory, as the descriptor says.
         let answer = unsafe {

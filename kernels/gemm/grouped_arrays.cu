@@ -23,10 +23,12 @@ struct GroupArraysProblem {
     u64 pitch;
 };
 
-// As `Array` in src/gpu/kernels/group_arrays.rs has them.
+static_assert(sizeof(GroupArraysProblem) == 184, "its mirror has as many bytes");
+
+// As `GroupArray` in src/gpu/kernels/grouped_arrays.rs has them.
 enum { B_AT, A_AT, D_AT, B_SCALES, A_SCALES, N, K, ROWS, D_STRIDE, ARRAYS };
 
-template <u32 STEP> __device__ __forceinline__ void group_arrays(const GroupArraysProblem& p) {
+template <u32 STEP> __device__ __forceinline__ void grouped_arrays(const GroupArraysProblem& p) {
     u32 largest = 0;
     for (u32 first = 0; first < p.groups; first += 32) {
         u32 start, count;
@@ -47,10 +49,10 @@ template <u32 STEP> __device__ __forceinline__ void group_arrays(const GroupArra
 }
 
 // One warp.
-extern "C" __global__ void __launch_bounds__(32) gemm_group_arrays(GroupArraysProblem p) {
+extern "C" __global__ void __launch_bounds__(32) gemm_grouped_arrays(GroupArraysProblem p) {
     begin();
-    if (p.step == 128) group_arrays<128>(p);
-    else group_arrays<4>(p);
+    if (p.step == 128) grouped_arrays<128>(p);
+    else grouped_arrays<4>(p);
     if (threadIdx.x) return;
     float alpha = p.alpha;
     for (int i = 0; i < 2; i++) {

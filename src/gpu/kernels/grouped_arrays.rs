@@ -1,4 +1,4 @@
-//! What cuBLASLt's own products of groups read on the device, `kernels/gemm/group_arrays.cu`: the addresses and extents of each group's matrices.
+//! What cuBLASLt's own products of groups read on the device, `kernels/gemm/grouped_arrays.cu`: the addresses and extents of each group's matrices.
 
 use super::Kernels;
 use super::grouped_between::GroupPlaces;
@@ -94,7 +94,7 @@ struct Scales {
     rows128: u64,
 }
 
-/// Mirror of `GroupArraysProblem` in `kernels/gemm/group_arrays.cu`.
+/// Mirror of `GroupArraysProblem` in `kernels/gemm/grouped_arrays.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Problem {
@@ -141,7 +141,7 @@ impl GroupOperand<'_> {
 
 impl Kernels {
     /// Fills the arrays of this product. Of groups that are not taken the extents are zero, and their addresses those of the operands.
-    pub(crate) fn group_arrays(&self, stream: &Queue, call: &GroupArrays<'_>) -> Result<()> {
+    pub(crate) fn grouped_arrays(&self, stream: &Queue, call: &GroupArrays<'_>) -> Result<()> {
         let &GroupArrays { places, step, mnk: [rows, n, k], a, b, d, d_stride, d_bytes, alpha, levels, arrays } = call;
         let (groups, of_places) = (places.groups, places.checked(rows, step)?);
         a.check("A of groups", rows, groups)?;
@@ -176,7 +176,7 @@ impl Kernels {
 mod tests {
     use super::*;
 
-    const SOURCE: &str = include_str!("../../../kernels/gemm/group_arrays.cu");
+    const SOURCE: &str = include_str!("../../../kernels/gemm/grouped_arrays.cu");
 
     #[test]
     fn arrays_are_those_of_the_kernel() {
