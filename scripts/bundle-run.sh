@@ -213,7 +213,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     gpu_producer_shapes) tests=(swiglu_to_every_recipe) ;;
                     # Its kernels are those of gpu_cast, gpu_producers and gpu_fused: other numbers go another way through them, in sources of each kind.
                     gpu_cast_floors) tests=(codes norms gradients) ;;
-                    gpu_amax) tests=(rows_of_codes rows_of_gradients whole_matrices members_of) ;;
+                    gpu_amax) tests=(of_codes rows_of_gradients whole_matrices members_of) ;;
                     gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3) tests=(each_kernel_once not_a_number graphs refus) ;;
                     gpu_small_m_gated) tests=(each_kernel_once graphs refus) ;;
                     gpu_small_m_groups) tests=(each_kernel_once graphs refus any_numbers clusters_walk) ;;
