@@ -189,7 +189,7 @@ fn suites_run_under_the_tools_that_look_at_them() {
     }
     let found = ["memcheck", "racecheck", "synccheck", "initcheck"].map(|tool| of(tool, "gpu_producer_shapes"));
     assert_eq!(found, [1, 0, 1, 1], "{ran}");
-    for suite in ["gpu_two_gpus", "gpu_idle_experts", "gpu_overlap", "gpu_cast_refusals"] {
+    for suite in ["gpu_two_gpus", "gpu_idle_experts", "gpu_overlap", "gpu_cast_refusals", "gpu_cast_floors"] {
         assert_eq!(["memcheck", "racecheck"].map(|tool| of(tool, suite)), [1, 0], "{suite}\n{ran}");
     }
     // Each kernel of E5M2 codes, of groups as well; casts by thresholds.
@@ -265,6 +265,22 @@ fn tests_of(suite: &str) -> Vec<String> {
         }
     }
     tests
+}
+
+/// A suite that is new is looked at by memcheck, too, or the script says why not.
+#[test]
+fn memcheck_runs_every_suite_but_two() {
+    let bundle = Bundle::new();
+    assert!(bundle.run(&["sanitize", "memcheck"]).0);
+    let ran = fs::read_to_string(bundle.path("reports/ran")).unwrap();
+    let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut left_out: Vec<_> = names
+        .filter_map(|name| name.strip_suffix(".rs").filter(|name| name.starts_with("gpu_")).map(str::to_string))
+        .filter(|suite| !ran.lines().any(|line| line.starts_with(&format!("ran memcheck {suite} "))))
+        .collect();
+    left_out.sort_unstable();
+    assert_eq!(left_out, ["gpu_e2m1", "gpu_train_char"]);
 }
 
 /// A word that no test has would be passed by in silence.

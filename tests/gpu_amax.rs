@@ -10,6 +10,8 @@ mod common;
 mod grouped;
 #[path = "gpu_amax/many_rows.rs"]
 mod many_rows;
+#[path = "gpu_amax/of_codes.rs"]
+mod of_codes;
 #[path = "common/targets.rs"]
 mod targets;
 
@@ -301,7 +303,7 @@ fn rows_of_producers() {
     }
 }
 
-/// Both gradients of SwiGLU, each of whose groups is of one of them alone.
+/// Both gradients of SwiGLU, each of whose groups is of one of them alone; of x in numbers, and in codes.
 #[test]
 fn rows_of_gradients() {
     let Some(handle) = handle() else { return };
@@ -315,20 +317,28 @@ fn rows_of_gradients() {
         let gradient = MatRef::new(&g_there, DType::Bf16, ROWS, hidden).unwrap();
         let want = reference::swiglu_backward(x.view(), g.view(), &Swiglu::default()).unwrap().x;
         let context = format!("gradients of {ROWS} x {hidden}");
-        let run = |into: SwigluGradientsInto<'_>| {
-            handle.swiglu_backward(SwigluSource::new(&matrix).unwrap(), &gradient, into).unwrap()
-        };
-        for recipe in groups {
-            let mut dx = poisoned_cast(&handle, recipe.scheme(), ROWS, 2 * hidden);
-            run(SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() });
-            let want = reference::cast(&want.view().into(), recipe).unwrap();
-            assert_cast(&handle, &dx, &want, &format!("{context} to {}", recipe.scheme()));
-        }
-        for recipe in products {
-            let mut dx = QuantMatrix::zeros(&handle, recipe.scheme(), ROWS, 2 * hidden).unwrap();
-            run(SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() });
-            let want = reference::quantize(want.view(), DType::F32, recipe).unwrap();
-            assert_device_bits(&handle, &dx, &want, &format!("{context} to {recipe:?}"));
+        // 32 in E4M3, under scales of 1.
+        let kept = scheme(CodeFormat::E4M3, CastGroup::Group1x128);
+        let ones = vec![1.0; kept.group().grid(ROWS, 2 * hidden).iter().product()];
+        let kept = HostCastMatrix::from_logical(kept, ROWS, 2 * hidden, vec![0x60; ROWS * 2 * hidden], ones).unwrap();
+        let coded = CastMatrix::from_host(&handle, &kept).unwrap();
+        for of in ["numbers", "codes"] {
+            let run = |into: SwigluGradientsInto<'_>| {
+                let x = if of == "codes" { SwigluSource::of_codes(&coded) } else { SwigluSource::new(&matrix) };
+                handle.swiglu_backward(x.unwrap(), &gradient, into).unwrap()
+            };
+            for recipe in groups {
+                let mut dx = poisoned_cast(&handle, recipe.scheme(), ROWS, 2 * hidden);
+                run(SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() });
+                let want = reference::cast(&want.view().into(), recipe).unwrap();
+                assert_cast(&handle, &dx, &want, &format!("{context} of {of} to {}", recipe.scheme()));
+            }
+            for recipe in products {
+                let mut dx = QuantMatrix::zeros(&handle, recipe.scheme(), ROWS, 2 * hidden).unwrap();
+                run(SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() });
+                let want = reference::quantize(want.view(), DType::F32, recipe).unwrap();
+                assert_device_bits(&handle, &dx, &want, &format!("{context} of {of} to {recipe:?}"));
+            }
         }
     }
 }

@@ -42,6 +42,43 @@ fn each_kernel_once() {
     }
 }
 
+/// The same of codes: few rows, rows enough for kernels of many, whose columns are whole groups and are not, long ones, and more tiles than run at
+/// once. Small for runs under a sanitizer, which takes it by its name.
+#[test]
+fn each_kernel_once_of_codes() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(913);
+    let sms = handle.device().sm_count as usize;
+    // No multiple of a tile's rows, but one that transposed codes may have.
+    let many = (4 * sms).next_multiple_of(32) + 16;
+    let every: Vec<_> = schemes(144).into_iter().filter(|to| to.scales() == CastScales::RowMajor).collect();
+    let of = |group: fn(CastGroup) -> bool| every.iter().copied().filter(|to| group(to.group())).collect();
+    // A block for each 128 rows, and kernels of channels look two blocks of each multiprocessor ahead.
+    let tall = (2 * sms + 1) * 128 + 16;
+    for (rows, cols, targets) in [
+        (144, 272, every.clone()),
+        (many, 128, along_rows()),
+        (many, 144, along_rows()),
+        (2, 16400, of(|group| group == CastGroup::Row)),
+        (tall, 16, of(CastGroup::is_per_channel)),
+    ] {
+        let x = of_kind(&mut rng, "nan", rows, cols, DType::F32);
+        for format in FORMATS {
+            let wide = scheme(format, CastGroup::Group1x128);
+            let bytes = scheme(format, CastGroup::Group1x32).with_scales(CastScales::Ue8m0);
+            let from = [wide, bytes, scheme(format, CastGroup::Tile32x32), scheme(format, CastGroup::Group32x1)];
+            for from in from {
+                let q = with_negative_nan(&reference::cast(&x.view().into(), CastRecipe::new(from)).unwrap());
+                let matrix = CastMatrix::from_host(&handle, &q).unwrap();
+                let context = format!("{rows} x {cols} of {from}");
+                for &to in &targets {
+                    check_cast(&handle, (&matrix).into(), &(&q).into(), CastRecipe::new(to), &context);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn shapes() {
     let Some(handle) = handle() else { return };

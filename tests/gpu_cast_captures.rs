@@ -15,7 +15,7 @@ use cast::*;
 use common::*;
 use ndarray::Array2;
 use producers::*;
-use scaled_gemm::reference::{self, CastInput, RmsNorm};
+use scaled_gemm::reference::{self, CastInput, ClampCounts, RmsNorm};
 use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
     DeviceBytes, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle, HostCastMatrix, KernelFamily,
@@ -143,12 +143,20 @@ fn produced() {
         });
         graph.unwrap()
     };
+    // Every launch raises them by what it clamps.
+    let mut clamped = ClampCounts::default();
     for _ in 0..3 {
         gated.x = Gated::new(&handle, &mut rng, rows, half, DType::Bf16).x;
         write(&handle, &mut gated.data, &gated.x);
         handle.launch(&graph).unwrap();
+        let (_, more) = gated.values(true, CastGroup::Row);
+        clamped.left_above += more.left_above;
+        clamped.right_above += more.right_above;
+        clamped.right_below += more.right_below;
+        assert!(more.left_above > 0 && more.right_above > 0 && more.right_below > 0, "{more:?}");
         for (at, recipe) in casts().into_iter().enumerate() {
             let context = format!("captured, to {}", recipe.scheme());
+            assert_eq!(read_counts(&handle, &counts[at]), clamped, "{context}");
             let (values, _) = gated.values(true, recipe.scheme().group());
             let want = reference::cast(&values.view().into(), recipe).unwrap();
             assert_cast(&handle, &swiglu[at], &want, &format!("SwiGLU {context}"));

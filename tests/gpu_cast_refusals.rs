@@ -495,7 +495,16 @@ fn ways_back() {
             ["matrix to cast back to", dtype.name(), "is not bf16, f16 or f32", "pass a matrix of one of these"];
         refused(handle.cast_back_into(&q, &mut y), words);
     }
-    assert!(handle.read_bytes(&y.view()).unwrap().iter().all(|byte| *byte == 0xFF), "a refused call has written");
+    // More columns than a grid has blocks for, of which those of transposed codes have the fewest.
+    let wide = 65_535 * 32 + 16;
+    let turned = scheme(CodeFormat::E4M3, CastGroup::Group32x1).transposed().unwrap();
+    let coded = CastMatrix::zeros(&handle, turned, ROWS, wide).unwrap();
+    let mut of_wide = handle.upload(&vec![0xFFu8; ROWS * wide * 2]).unwrap();
+    let words = ["matrix of a cast", "16 x 2097136", "at most 2097120 columns", "cast it in parts"];
+    refused(handle.cast_back_into(&coded, &mut MatMut::new(&mut of_wide, DType::Bf16, ROWS, wide).unwrap()), words);
+    for y in [&y, &of_wide] {
+        assert!(handle.read_bytes(&y.view()).unwrap().iter().all(|byte| *byte == 0xFF), "a refused call has written");
+    }
 
     let to = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::Ue8m0);
     let e2m1 = |group| scheme(CodeFormat::E2M1, group);

@@ -1,5 +1,6 @@
-//! Casts over shapes and kinds of data, each with each and a few of all recipes at a time: of plain numbers and of codes, parts of casts, chosen rows, what products
-//! read, and casts back. Bytes equal the reference's. `gpu_producer_shapes` does the same of what is computed before a cast.
+//! Casts over shapes and kinds of data, a few of all recipes at a time: of plain numbers and of codes, parts of casts, chosen rows, what products read, and casts
+//! back. Up to 2^20 elements each shape meets each kind and type of data; larger ones are sampled (`kinds_and_types`): each kind with one type, and from 2^24 elements on
+//! as many kinds as there is time for, others in each shape. Bytes equal the reference's. `gpu_producer_shapes` does the same of what is computed before a cast.
 #![cfg(feature = "cuda")]
 
 #[path = "common/cast.rs"]
@@ -19,7 +20,7 @@ use scaled_gemm::{
     RowIndex, Scheme,
 };
 
-/// Each shape with each kind and type of data, a few of all recipes at a time.
+/// Each shape with the kinds and types of data that it meets, a few of all recipes at a time.
 #[test]
 fn plain() {
     let Some(handle) = handle() else { return };

@@ -1,5 +1,5 @@
 //! What is computed and quantized to what products read equals the quantizer of the computed values in FP32, byte for byte: FP8 with a
-//! given scale, MXFP8 and MXFP4, NVFP4 with a given second level and with one of each row; what is refused.
+//! given scale, MXFP8 and MXFP4, NVFP4 with a given second level and with one of each row; what is refused. And such a matrix as a source of casts.
 #![cfg(feature = "cuda")]
 
 #[path = "common/cast.rs"]
@@ -300,6 +300,41 @@ fn captured() {
             assert_device_bits(&handle, out, &target.want(values.view()), &format!("launch {launch} of {target:?}"));
         }
     }
+}
+
+/// Where codes and scales lie as those of a cast, its buffers become a source of casts; values in between are those of the codes.
+#[test]
+fn what_products_read_is_cast_again() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(969);
+    for (rows, cols) in [(0, 64), (1, 16), (130, 1040)] {
+        let x = rng.matrix(rows, cols, DType::Bf16);
+        let data = handle.upload(&bytes_of(DType::Bf16, &x)).unwrap();
+        let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
+        for granularity in [Fp8Granularity::Row, Fp8Granularity::Group1x128] {
+            for rule in [Fp8Rule::DeepSeek, Fp8Rule::TransformerEngine] {
+                let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(rule);
+                let values =
+                    reference::dequantize(&reference::quantize(x.view(), DType::Bf16, recipe).unwrap(), DType::F32);
+                let codes = CastMatrix::try_from(handle.quantize(&matrix, recipe).unwrap()).unwrap();
+                for recipe in cast::recipes_of(rows) {
+                    let context = format!("{rows} x {cols} of {}", codes.scheme());
+                    cast::check_cast(&handle, (&codes).into(), &values.view().into(), recipe, &context);
+                }
+            }
+        }
+    }
+    let zeros = |scheme| QuantMatrix::zeros(&handle, scheme, 16, 128).unwrap();
+    let says = |q: QuantMatrix, words: [&str; 2]| {
+        let said = CastMatrix::try_from(q).err().map(|error| error.to_string()).unwrap();
+        assert!(words.iter().all(|word| said.contains(word)), "{said:?} lacks one of {words:?}");
+    };
+    let taken =
+        [Fp8Granularity::Row, Fp8Granularity::Group1x128].map(|of| Fp8Recipe::new(of, Fp8Format::E4M3).scheme());
+    for scheme in Scheme::ALL.into_iter().filter(|scheme| !taken.contains(scheme)) {
+        says(zeros(scheme), [&format!("QuantMatrix of {scheme}"), "dequantize_into"]);
+    }
+    says(zeros(taken[0]).assume_basis(scaled_gemm::Basis::Hadamard16), ["hadamard16", "assume_basis"]);
 }
 
 #[test]

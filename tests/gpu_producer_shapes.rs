@@ -1,5 +1,6 @@
-//! What is computed before a cast over shapes and kinds of data, each with each and a few of all targets at a time: SwiGLU, its gradients, norms and activations, to
-//! casts and to what products read. Bytes equal the reference's.
+//! What is computed before a cast over shapes and kinds of data, a few of all targets at a time: SwiGLU, its gradients, norms and activations, to casts and to what
+//! products read. Up to 2^20 elements that are read each shape meets each kind and type of data; larger ones are sampled (`kinds_and_types`): each kind with one type,
+//! and from 2^24 elements on as many kinds as there is time for, others in each shape. Bytes equal the reference's.
 #![cfg(feature = "cuda")]
 
 #[path = "common/cast.rs"]

@@ -6,7 +6,7 @@ use scaled_gemm::reference::{
     ClampCounts, Noise, RmsNorm, Swiglu, cast, definition, gelu, gelu_tanh, rms_norm, round_values, silu, swiglu,
     swiglu_backward,
 };
-use scaled_gemm::{Activation, CastRecipe, CastScheme, CodeFormat, DType};
+use scaled_gemm::{Activation, CastGroup, CastRecipe, CastScheme, CodeFormat, DType};
 
 /// numerics.md 1.7: how far values before a cast may be off, relative.
 const NEAR: f64 = 4e-7;
@@ -141,42 +141,76 @@ fn near(got: &Array2<f32>, want: &Array2<f64>, lost: impl Fn((usize, usize)) -> 
     }
 }
 
-/// Codes of `values` differ from those of their definition `want` only at a rounding boundary: casts do not decrease, so that a code lies
-/// between those of both ends of what the value may be, `off` from `want`, under the factor of its group; and these two are one code,
-/// but for a few. The factor is that of the group's amax, which is as near to its definition as the values are.
+/// Every group is cast as it is, in FP32.
+fn in_f32(_: CastGroup) -> Option<DType> {
+    Some(DType::F32)
+}
+
+/// A cast of SwiGLU per channel reads BF16.
+fn as_swiglu(group: CastGroup) -> Option<DType> {
+    Some(if group.is_per_channel() { DType::Bf16 } else { DType::F32 })
+}
+
+/// Gradients are cast to groups of columns alone.
+fn as_gradients(group: CastGroup) -> Option<DType> {
+    (!group.is_per_channel()).then_some(DType::F32)
+}
+
+/// Scales and codes of `values` differ from those of their definition `want` only at a rounding boundary, in every scheme whose groups are read as
+/// some type: casts do not decrease, so that what is made lies between what is made of both ends of what the value may be, `off` from `want`.
+///
+/// Scales: of both ends of the group's amax. Codes: under the factor of the group's amax, which is as near to its definition as the values are; both ends
+/// are one code, but for a few. The sign is that of the definition, where that is further from zero than it may be off, and the value's own otherwise.
 #[track_caller]
 fn codes_differ_at_boundaries(
     values: &Array2<f32>,
     want: &Array2<f64>,
     off: impl Fn((usize, usize), f64) -> f64,
-    rounded: bool,
+    read_as: impl Fn(CastGroup) -> Option<DType>,
 ) {
-    let read = |v: f64| if rounded { round_to(DType::Bf16, v as f32) } else { v as f32 };
-    let x = values.mapv(|v| read(f64::from(v)));
-    for scheme in CastScheme::all().filter(|scheme| scheme.group().is_per_channel() == rounded) {
+    // The magnitude that the definition allows at the least, and at the most.
+    let ends = Array2::from_shape_fn(want.dim(), |at| {
+        let off = off(at, want[at]);
+        [(want[at].abs() - off).max(0.0), want[at].abs() + off]
+    });
+    for scheme in CastScheme::all() {
+        let Some(dtype) = read_as(scheme.group()) else { continue };
+        let read = |v: f64| round_to(dtype, v as f32);
+        let x = values.mapv(|v| read(f64::from(v)));
         let recipe = CastRecipe::new(scheme);
         let q = cast(&x.view().into(), recipe).unwrap();
         let [height, width] = scheme.group().extents();
         let [height, width] = [height.size(x.nrows()), width.size(x.ncols())];
         let encodes = Array2::from_shape_fn(scheme.group().grid(x.nrows(), x.ncols()), |(a, b)| {
             let (top, left) = (a * height, b * width);
-            let group = x.slice(s![top..(top + height).min(x.nrows()), left..(left + width).min(x.ncols())]);
-            recipe.group_scale(group.iter().fold(0.0f32, |a, v| a.max(v.abs()))).encode
+            let group = s![top..(top + height).min(x.nrows()), left..(left + width).min(x.ncols())];
+            let largest = |end: usize| ends.slice(group).iter().fold(0.0, |a: f64, ends| a.max(ends[end]));
+            let [least, most] = [0, 1].map(|end| recipe.group_scale(read(largest(end))).scale);
+            let scale = q.scale_at(top, left);
+            assert!(
+                (least..=most).contains(&scale),
+                "({a}, {b}) of {scheme}: {scale:e} is not of {least:e} to {most:e}"
+            );
+            recipe.group_scale(x.slice(group).iter().fold(0.0f32, |a, v| a.max(v.abs()))).encode
         });
-        let mut open = 0;
-        for ((i, j), want) in want.indexed_iter() {
+        let (format, mut open) = (scheme.format(), 0);
+        let sign = if format == CodeFormat::E2M1 { 8 } else { 0x80 };
+        for ((at, want), ends) in want.indexed_iter().zip(&ends) {
+            let (i, j) = at;
             let encode = encodes[[i / height, j / width]];
-            let off = off((i, j), *want);
-            let [low, high] = [(want.abs() - off).max(0.0), want.abs() + off].map(|v| match scheme.format() {
+            let [low, high] = ends.map(|v| match format {
                 CodeFormat::E2M1 => encode_e2m1(read(v) * encode),
                 _ => encode_e4m3(read(v) * encode),
             });
             let number = if scheme.is_transposed() { j * x.nrows() + i } else { i * x.ncols() + j };
-            let code = match scheme.format() {
-                CodeFormat::E2M1 => q.codes()[number / 2] >> (number % 2 * 4) & 7,
-                _ => q.codes()[number] & 0x7F,
+            let code = match format {
+                CodeFormat::E2M1 => q.codes()[number / 2] >> (number % 2 * 4) & 15,
+                _ => q.codes()[number],
             };
-            assert!((low..=high).contains(&code), "({i}, {j}) to {scheme}: {code} is not of {want:e}");
+            let magnitude = code & !sign;
+            assert!((low..=high).contains(&magnitude), "{at:?} to {scheme}: {magnitude} is not of {want:e}");
+            let negative = if ends[0] > 0.0 { *want < 0.0 } else { x[at].is_sign_negative() };
+            assert_eq!(code & sign != 0, negative, "{at:?} to {scheme}: the sign of {want:e}");
             open += usize::from(low != high);
         }
         assert!(open * 100 <= want.len(), "{open} of {} codes to {scheme} are open", want.len());
@@ -207,50 +241,48 @@ fn what_lies_at_the_bound_is_not_counted_and_nan_stays() {
 
 #[test]
 fn codes_differ_only_where_a_value_is_at_a_boundary() {
-    // Every scheme; per channel SwiGLU is read in BF16, where both ends may be two numbers of it.
+    // Of SwiGLU per channel both ends may be two numbers of BF16.
     let (x, weights, experts, _) = operands(32, 160);
     for clamp in [None, Some(10.0)] {
         let options = Swiglu { clamp, weights: Some(&weights), experts: Some(&experts) };
         let values = swiglu(x.view(), &options).unwrap().0;
         let (want, lost) = (definition::swiglu(x.view(), &options).0, lost_of_swiglu(&x, &options));
-        for rounded in [false, true] {
-            codes_differ_at_boundaries(&values, &want, |at, want| NEAR * want.abs() + lost(at), rounded);
-        }
+        codes_differ_at_boundaries(&values, &want, |at, want| NEAR * want.abs() + lost(at), as_swiglu);
     }
     let lost = |at| LEAST_SIGMOID * f64::from(x[at].abs()) + STEPS;
     codes_differ_at_boundaries(
         &silu(x.view()),
         &definition::silu(x.view()),
         |at, want| NEAR * want.abs() + lost(at),
-        false,
+        in_f32,
     );
     codes_differ_at_boundaries(
         &gelu(x.view()),
         &definition::gelu(x.view()),
         |_, want| NEAR * want.abs() + STEPS,
-        false,
+        in_f32,
     );
     codes_differ_at_boundaries(
         &gelu_tanh(x.view()),
         &definition::gelu_tanh(x.view()),
         |at, want| off_of_gelu_tanh(x[at], want),
-        false,
+        in_f32,
     );
     let weight: Vec<f32> = (0..320).map(|j| 0.5 + j as f32 / 320.0).collect();
     let norm = RmsNorm { weight: &weight, epsilon: 1e-6, residual: Some(x.view()), dtype: DType::Bf16 };
     let values = rms_norm(x.view(), &norm).unwrap().values;
     let want = definition::rms_norm(x.view(), &norm);
-    codes_differ_at_boundaries(&values, &want, |_, want| NEAR * want.abs() + STEPS, false);
+    codes_differ_at_boundaries(&values, &want, |_, want| NEAR * want.abs() + STEPS, in_f32);
 }
 
 #[test]
 fn codes_of_gradients_differ_only_where_a_value_is_at_a_boundary() {
-    // Halves of whole groups, as the cast of gradients has them. They are read in FP32; per channel, where casts read BF16, nothing casts them.
+    // Halves of whole groups, as the cast of gradients has them.
     let (x, weights, experts, gradient) = operands(32, 128);
     for options in options(&weights, &experts) {
         let values = swiglu_backward(x.view(), gradient.view(), &options).unwrap().x;
         let want = definition::swiglu_backward(x.view(), gradient.view(), &options).0;
-        codes_differ_at_boundaries(&values, &want, off_of_gradients(&x, &gradient, options), false);
+        codes_differ_at_boundaries(&values, &want, off_of_gradients(&x, &gradient, options), as_gradients);
     }
 }
 

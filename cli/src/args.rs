@@ -37,7 +37,7 @@ pub enum Command {
     /// The device, its libraries, and which pairs of schemes run there and how; or what a file or a model's folder holds.
     Info(InfoArgs),
     /// Every scheme, recipe, cast and producer on this device, of every kind of data (NaN, infinities and rounding ties too): codes and scales as defined, products within
-    /// their bound, SQNR. On the CPU it is the reference that is checked.
+    /// their bound, SQNR. On a GPU casts and producers of many rows, too, which other kernels cast. On the CPU it is the reference that is checked.
     Verify(VerifyArgs),
     /// Time of quantized products against plain ones (GPU: BF16, CPU: F32), without and with quantizing A.
     Bench(BenchArgs),

@@ -60,6 +60,13 @@ fn info_and_verify() {
     assert_words(&good("cuda", &["info", "--reasons"]), &["    not by "]);
     let value = json(&["verify", "--json"]);
     assert_eq!(value["passed"], true, "{:#}", value["failed"]);
+    // Every cast of so many rows that a GPU has other kernels for them, of each source that has such.
+    let sources = value["sources"].as_array().unwrap();
+    for of in ["", " of codes of e4m3", " of codes of e2m1", " of swiglu", " of gelu-tanh", " of rms norm"] {
+        let found = sources.iter().find(|check| check["source"] == format!("many rows{of}") && check["to"] == "casts");
+        let made = found.unwrap_or_else(|| panic!("many rows{of}"))["made"].as_array().unwrap().len();
+        assert_eq!(made, 26, "many rows{of}");
+    }
 }
 
 #[test]

@@ -2,13 +2,14 @@
 //!
 //! Recipes: the device's codes and scales must equal those of the definition, byte for byte, and the noise must be that of the
 //! format. Casts likewise (`casts`), and what else they read (`sources`) and what is computed before them (`producers`): each of each kind of
-//! data (`kinds`). What there is to check are the library's own lists. Pairs: the product must be that of the definition in f64, within the
-//! tolerance of `reference::gemm_bound`.
+//! data (`kinds`), and on a GPU of so many rows that other kernels run (`many_rows`). What there is to check are the library's own lists.
+//! Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
 
 mod casts;
 mod gradients;
 mod kinds;
 mod lossless;
+mod many_rows;
 mod near;
 mod producers;
 mod sources;
@@ -107,7 +108,14 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     text += &table(["group", "codes of", "codes", "scales", "decoded", ""], 2, &casts.rows);
     text += "\nCasts of codes and of chosen rows, parts of casts, and what is computed before a cast. Made: how many casts or recipes; data: of how \
              many kinds.\nBeside: counts, sums, factors, other gradients. Values: the error before the cast as a fraction of what it may be; above 1 \
-             is wrong\n\n";
+             is wrong\n";
+    if let Some(many) = device.sources().many_rows() {
+        let [one, other] = many_rows::COLS;
+        text += &format!(
+            "Many rows: {many} x {one} and {many} x {other}, which other kernels cast; each by one kind of data\n"
+        );
+    }
+    text += "\n";
     text += &table(["source", "to", "made", "data", "codes", "scales", "beside", "values", ""], 2, &others.rows);
     text += "\nProducts against the f64 bound (error as a fraction of it; above 1 is wrong)\n\n";
     text += &table(["A", "B", "bf16", "f16", "f32", ""], 2, &pairs.rows);

@@ -248,6 +248,11 @@ impl Sources for OnGpu<'_> {
         true
     }
 
+    // As `Kernels::are_few` of the library says: four blocks for each multiprocessor, one for each row.
+    fn many_rows(&self) -> Option<usize> {
+        Some((4 * self.0.device().sm_count as usize).next_multiple_of(32) + 16)
+    }
+
     fn fp4_to_fp8(&mut self, q: &HostCastMatrix, count: Inexact) -> Result<(HostCastMatrix, Option<u32>)> {
         let handle = self.0;
         let there = CastMatrix::from_host(handle, q)?;

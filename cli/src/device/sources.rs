@@ -111,6 +111,9 @@ pub trait Sources {
     /// Whether [`Sources::quantize_source`] of a producer refuses recipes. The CPU quantizes values, whatever made them.
     fn refuses_recipes(&self) -> bool;
 
+    /// So many rows that casts have other kernels for them than for few, and no multiple of a tile's; none where there are no others.
+    fn many_rows(&self) -> Option<usize>;
+
     /// E2M1 as E4M3 of the same values, and how many groups are lost. The CPU has no count: it refuses these.
     fn fp4_to_fp8(&mut self, q: &HostCastMatrix, count: Inexact) -> Result<(HostCastMatrix, Option<u32>)>;
 
@@ -252,6 +255,10 @@ impl Sources for OnCpu {
 
     fn refuses_recipes(&self) -> bool {
         false
+    }
+
+    fn many_rows(&self) -> Option<usize> {
+        None
     }
 
     fn fp4_to_fp8(&mut self, q: &HostCastMatrix, _: Inexact) -> Result<(HostCastMatrix, Option<u32>)> {

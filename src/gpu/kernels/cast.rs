@@ -159,16 +159,15 @@ impl CastKernels {
                 };
                 return Ok((kernel, Blocks::new(blocks, 32 * warps as u32)));
             }
-            let right = from.cols.div_ceil(1024);
-            if right <= GRID_Y {
-                return Ok((self.few.kernel(from)?, Blocks::new((rows.div_ceil(4), right), THREADS)));
+            if let Ok(blocks) = fours(rows, from.cols) {
+                return Ok((self.few.kernel(from)?, blocks));
             }
         }
         if let Some(wide) = wide {
-            return Ok((wide.line, line(rows, from.cols, 8)));
+            return Ok((wide.line, line(rows, from.cols, 8)?));
         }
         let kernel = self.line[usize::from(to_e2m1)].kernel(from)?;
-        Ok((kernel, line(rows, from.cols, vectors_of(&from.values))))
+        Ok((kernel, line(rows, from.cols, vectors_of(&from.values))?))
     }
 
     /// Of a matrix whose rows follow one another without a gap, and its scales likewise, all of it as one row: the kernel, and its blocks. `few`: as
@@ -269,9 +268,11 @@ fn vectors_of(values: &CastValues<'_>) -> usize {
     if matches!(values, CastValues::Coded { .. }) { 8 } else { 4 }
 }
 
-/// Parts of a row, each of at most 1024 vectors of eight, what a block casts at the most.
+/// Columns of a part of a row, what a block casts at the most: 1024 vectors of eight.
+const PART: usize = 8192;
+
 fn parts_of_row(cols: usize) -> usize {
-    cols.div_ceil(8192).max(1)
+    cols.div_ceil(PART).max(1)
 }
 
 /// Parts of a row of so many columns, and the threads of each, with so many vectors of eight.
@@ -280,9 +281,39 @@ fn spans_and_threads(cols: usize, vectors: usize) -> (usize, usize) {
     (spans, cols.div_ceil(8 * vectors * spans).next_multiple_of(32))
 }
 
-fn line(rows: usize, cols: usize, vectors: usize) -> Blocks {
+/// A block for each part of a row.
+fn line(rows: usize, cols: usize, vectors: usize) -> Result<Blocks> {
+    check_columns(rows, cols, PART)?;
     let (spans, threads) = spans_and_threads(cols, vectors);
-    Blocks::new((rows, spans), threads as u32)
+    Ok(Blocks::new((rows, spans), threads as u32))
+}
+
+/// Blocks of four rows and 1024 columns, as `cast_groups_few_*` have them.
+fn fours(rows: usize, cols: usize) -> Result<Blocks> {
+    check_columns(rows, cols, 1024)?;
+    Ok(Blocks::new((rows.div_ceil(4), cols.div_ceil(1024)), THREADS))
+}
+
+/// Blocks of 64 rows and 32 columns, as `cast_back_transposed_*` have them.
+fn turned(rows: usize, cols: usize) -> Result<Blocks> {
+    check_columns(rows, cols, 32)?;
+    Ok(Blocks::new((rows.div_ceil(64), cols.div_ceil(32)), THREADS))
+}
+
+/// That the second dimension of a grid holds blocks of so many columns each.
+fn check_columns(rows: usize, cols: usize, of_block: usize) -> Result<()> {
+    let most = GRID_Y * of_block;
+    if cols > most {
+        return Err(Error::shape(
+            "matrix of a cast",
+            format!("{rows} x {cols}"),
+            format!(
+                "must have at most {most} columns here, where a GPU gives each row {GRID_Y} blocks of {of_block} columns"
+            ),
+            "cast it in parts, each of fewer columns",
+        ));
+    }
+    Ok(())
 }
 
 impl Kernels {
@@ -344,17 +375,16 @@ impl Kernels {
             _ if cols == 0 => None,
             (Extent::Elements(1), _) if flat.is_some() => flat,
             (Extent::Elements(1), _) => Some({
-                let few_blocks = Blocks::new((rows.div_ceil(4), cols.div_ceil(1024)), THREADS);
                 let few = of_channels || self.are_few(rows, cols);
                 let scheme = to.scheme;
                 match (from.values, produced) {
                     (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if !few => {
                         match fused.many(&producer, scheme, dtype, aligned) {
-                            Some(kernel) => (kernel, line(rows, cols, 4)),
-                            None => (fused.few.of(dtype, aligned)?, few_blocks),
+                            Some(kernel) => (kernel, line(rows, cols, 4)?),
+                            None => (fused.few.of(dtype, aligned)?, fours(rows, cols)?),
                         }
                     }
-                    _ if few => (choose(&family.few, |f| &f.few)?, few_blocks),
+                    _ if few => (choose(&family.few, |f| &f.few)?, fours(rows, cols)?),
                     _ => family.of_many_rows(from, scheme, rows)?,
                 }
             }),
@@ -416,8 +446,8 @@ impl Kernels {
         let family = self.casts(stream)?;
         let format = usize::from(q.scheme.format() == CodeFormat::E2M1);
         let (kernels, blocks) = match q.scheme.is_transposed() {
-            true => (&family.back_transposed[format], Blocks::new((rows.div_ceil(64), cols.div_ceil(32)), THREADS)),
-            false => (&family.back[format], line(rows, cols, 2)),
+            true => (&family.back_transposed[format], turned(rows, cols)?),
+            false => (&family.back[format], line(rows, cols, 2)?),
         };
         let from = CastFrom {
             x: q.codes,
@@ -458,7 +488,7 @@ impl Kernels {
             return enqueue!(stream, family.fp4_to_fp8_words, Blocks::new((right, down), THREADS), source, out);
         }
         let (kernel, vectors) = family.fp4_to_fp8[usize::from(many)];
-        enqueue!(stream, kernel, line(to.rows, to.cols, vectors), source, out, address(inexact))
+        enqueue!(stream, kernel, line(to.rows, to.cols, vectors)?, source, out, address(inexact))
     }
 }
 
@@ -466,6 +496,27 @@ impl Kernels {
 mod tests {
     use super::*;
     use crate::gpu::device::memory::assert_apart;
+
+    /// By what the user knows of them, not as a grid of blocks.
+    #[test]
+    fn columns_beyond_a_grid_are_refused() {
+        let line_of_two = |rows, cols| line(rows, cols, 2);
+        for (blocks, most) in [
+            (&line_of_two as &dyn Fn(usize, usize) -> Result<Blocks>, 536_862_720),
+            (&fours, 67_107_840),
+            (&turned, 2_097_120),
+        ] {
+            blocks(3, most).unwrap().checked().unwrap();
+            let Err(Error::Shape { operand, found, rule, remedy }) = blocks(3, most + 16) else {
+                panic!("{most} + 16 columns are taken")
+            };
+            assert_eq!((operand.as_str(), found), ("matrix of a cast", format!("3 x {}", most + 16)));
+            assert!(
+                rule.contains(&format!("at most {most} columns")) && remedy.contains("in parts"),
+                "{rule} {remedy}"
+            );
+        }
+    }
 
     #[test]
     fn codes_and_the_count_of_inexact_groups_lie_apart_from_the_source() {

@@ -1,11 +1,15 @@
 //! [`CastMatrix`]: the result of a cast on the device.
 
 use crate::error::{Error, Result};
-use crate::format::{CastScheme, HostCastMatrix, check_given_scales, check_scales, logical_scales};
+use crate::format::{
+    Basis, CastGroup, CastScales, CastScheme, CodeFormat, Fp8Format, HostCastMatrix, Scheme, check_given_scales,
+    check_scales, logical_scales,
+};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::KernelFamily;
+use crate::gpu::matrix::QuantMatrix;
 
 /// A `rows x cols` matrix of codes with scales of groups, on the device: `value[i, j] = code[i, j] * scale[group of (i, j)]`.
 ///
@@ -152,5 +156,72 @@ impl CastMatrix {
     /// The same for work that writes them.
     pub(crate) fn write<'s, 'q: 's>(&'q mut self, order: &'s Order<'q>) -> Result<[Span<'s>; 2]> {
         Ok([self.codes.write(order)?, self.scales.write(order)?])
+    }
+}
+
+/// The cast whose codes and scales lie as those of a scheme.
+fn cast_scheme(scheme: Scheme) -> Result<CastScheme> {
+    match scheme {
+        Scheme::Fp8Row(Fp8Format::E4M3) => CastScheme::new(CodeFormat::E4M3, CastGroup::Row),
+        Scheme::Fp8Group1x128(Fp8Format::E4M3) => {
+            Ok(CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128)?.with_scales(CastScales::ColumnMajor))
+        }
+        other => Err(Error::unsupported(
+            format!("a QuantMatrix of {other} as a CastMatrix"),
+            "only fp8-row and fp8-1x128 in e4m3 have codes and scales that lie as those of a cast",
+            "dequantize it (Handle::dequantize_into), and cast the result",
+        )),
+    }
+}
+
+impl TryFrom<QuantMatrix> for CastMatrix {
+    type Error = Error;
+
+    /// What products read, as a source of casts: `fp8-row` in groups of a `row`, `fp8-1x128` in those of `1x128` with scales in column-major order, both in
+    /// E4M3. The buffers are taken over, whose bytes lie alike: nothing is copied or launched. The kernels of the casts are not loaded: before a capture,
+    /// [`Handle::load_kernels`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for other schemes, and for values in another basis, of which a `CastMatrix` says nothing; [`Error::Shape`] unless columns are a multiple of 16.
+    fn try_from(q: QuantMatrix) -> Result<Self> {
+        let (scheme, rows, cols) = (cast_scheme(q.scheme())?, q.rows(), q.cols());
+        if q.basis() != Basis::Plain {
+            return Err(Error::unsupported(
+                format!("a QuantMatrix in the basis {} as a CastMatrix", q.basis()),
+                "a CastMatrix has the values themselves",
+                "call QuantMatrix::assume_basis with Basis::Plain, if they are to be taken as they are",
+            ));
+        }
+        scheme.check_shape(rows, cols)?;
+        let [codes, scales] = q.into_codes_and_scales();
+        // Without the padding of rows, which is behind all of them.
+        let codes = codes.part(0..scheme.code_bytes(rows, cols))?;
+        Self::from_parts(scheme, rows, cols, codes, scales)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every scale has the same place in both, and as many bytes are asked of the buffer; of no other scheme that is said.
+    #[test]
+    fn scales_of_what_products_read_lie_as_those_of_the_cast() {
+        let mut taken = 0;
+        for scheme in Scheme::ALL {
+            let Ok(cast) = cast_scheme(scheme) else { continue };
+            taken += 1;
+            let layout = scheme.spec().scale_layout;
+            for (rows, cols) in [(0, 128), (1, 16), (3, 272), (4, 128), (130, 1040)] {
+                let [r, c] = cast.group().grid(rows, cols);
+                assert_eq!(scheme.scale_grid(rows, cols), [r, c], "{scheme} {rows} x {cols}");
+                assert_eq!(scheme.scale_len(rows, cols) * 4, cast.scale_bytes(rows, cols), "{scheme} {rows} x {cols}");
+                assert!(scheme.code_bytes(rows, cols) >= cast.code_bytes(rows, cols), "{scheme} {rows} x {cols}");
+                for (i, j) in (0..r).flat_map(|i| (0..c).map(move |j| (i, j))) {
+                    assert_eq!(layout.index(r, c, i, j), cast.scales().index(r, c, i, j), "{scheme} ({i}, {j})");
+                }
+            }
+        }
+        assert_eq!(taken, 2);
     }
 }

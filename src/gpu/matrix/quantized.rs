@@ -277,6 +277,11 @@ impl QuantMatrix {
         [&self.codes, &self.scales, &self.block_scales].into_iter().any(DeviceBuffer::written_by_graphs)
     }
 
+    /// Codes, row padding included, and FP32 scales, for a matrix of another kind that takes them over.
+    pub(super) fn into_codes_and_scales(self) -> [DeviceBuffer; 2] {
+        [self.codes, self.scales]
+    }
+
     /// The addresses of codes, scales and block scales for work that reads them as published; an error for other orders.
     pub(crate) fn read<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<QuantSpans<'s>> {
         self.check_published("this use of a matrix")?;

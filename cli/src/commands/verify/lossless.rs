@@ -13,39 +13,83 @@ use crate::output::Failure;
 /// Columns of a group of the result.
 const WIDTH: usize = 128;
 
-/// Every grouping that is taken and every order of scales, counted and not; powers of two as scales, and exact ones, which are lost unless
-/// they happen to be such.
-pub(super) fn check(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Result<(), Failure> {
+/// Groups that are taken.
+fn groups() -> impl Iterator<Item = CastGroup> {
     let along_rows = |group: &CastGroup| *group != CastGroup::Row && group.grid(WIDTH, WIDTH)[0] == WIDTH;
-    for group in CastGroup::ALL.into_iter().filter(along_rows) {
+    CastGroup::ALL.into_iter().filter(along_rows)
+}
+
+/// What came through, and what could not.
+#[derive(Default)]
+struct Found {
+    exact: Tally,
+    lost: Tally,
+}
+
+/// Every grouping that is taken, of each kind of data.
+pub(super) fn check(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Result<(), Failure> {
+    for group in groups() {
+        let mut here = Found::default();
+        for kind in Kind::ALL {
+            here.check(device, group, SHAPE, kind, seed)?;
+        }
+        here.finish(&format!("codes of {} {group}", CodeFormat::E2M1), found);
+    }
+    Ok(())
+}
+
+/// The same of other shapes, all groupings together.
+pub(super) fn check_many_rows(
+    device: &mut dyn Sources,
+    shapes: [[usize; 2]; 2],
+    seed: u64,
+    found: &mut Findings<9>,
+) -> Result<(), Failure> {
+    let mut all = Found::default();
+    for (group, shape) in groups().flat_map(|group| shapes.map(|shape| (group, shape))) {
+        all.check(device, group, shape, Kind::Normal, seed)?;
+    }
+    all.finish(&format!("many rows of codes of {}", CodeFormat::E2M1), found);
+    Ok(())
+}
+
+impl Found {
+    /// By every order of scales, counted and not; powers of two as scales, and exact ones, which are lost unless they happen to be such.
+    fn check(
+        &mut self,
+        device: &mut dyn Sources,
+        group: CastGroup,
+        shape: [usize; 2],
+        kind: Kind,
+        seed: u64,
+    ) -> Result<(), Failure> {
         let scheme = CastScheme::new(CodeFormat::E2M1, group)?;
-        let (mut exact, mut lost) = (Tally::default(), Tally::default());
-        for (kind, order) in Kind::ALL.into_iter().flat_map(|kind| CastScales::ALL.map(|order| (kind, order))) {
-            let draw = Draw { shape: SHAPE, dtype: DType::F32, format: CodeFormat::E2M1, seed };
-            let x = kind.matrix(draw);
-            let recipe = CastRecipe::new(scheme.with_scales(order));
+        let x = kind.matrix(Draw { shape, dtype: DType::F32, format: CodeFormat::E2M1, seed });
+        for recipe in CastScales::ALL.map(|order| CastRecipe::new(scheme.with_scales(order))) {
             for recipe in [recipe.power_of_two(), recipe] {
                 let q = reference::cast(&x.view().into(), recipe)?;
                 let groups = groups_lost(&q);
                 if groups.iter().any(|lost| *lost) {
-                    check_lost(device, &q, &groups, kind, &mut lost)?;
+                    check_lost(device, &q, &groups, kind, &mut self.lost)?;
                     continue;
                 }
                 let want = definition::fp4_to_fp8(&q)?;
                 for count in [Inexact::Uncounted, Inexact::Counted] {
                     let (got, counted) = device.fp4_to_fp8(&q, count)?;
-                    exact.cast(&want, &got, kind);
+                    self.exact.cast(&want, &got, kind);
                     if let Some(counted) = counted {
-                        exact.beside(usize::from(counted != 0), "the count of groups that are lost", kind);
+                        self.exact.beside(usize::from(counted != 0), "the count of groups that are lost", kind);
                     }
                 }
             }
         }
-        let from = format!("codes of e2m1 {group}");
-        exact.finish(&from, "e4m3 1x128 ue8m0, lossless", found);
-        lost.finish(&from, "the same, groups that are lost", found);
+        Ok(())
     }
-    Ok(())
+
+    fn finish(self, from: &str, found: &mut Findings<9>) {
+        self.exact.finish(from, "e4m3 1x128 ue8m0, lossless", found);
+        self.lost.finish(from, "the same, groups that are lost", found);
+    }
 }
 
 /// Which groups of 128 columns are no E4M3 of the same values, by rows: those with a scale that is no power of two from 2^-127 to 2^127, and those

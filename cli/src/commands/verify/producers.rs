@@ -48,7 +48,7 @@ impl Beside {
     }
 
     /// A producer of [`ways`], of a matrix of [`matrix`].
-    fn values<'a>(&'a self, way: Producer, x: Wide<'a>) -> HostValues<'a> {
+    pub(super) fn values<'a>(&'a self, way: Producer, x: Wide<'a>) -> HostValues<'a> {
         match way {
             Producer::Plain => HostValues::Plain(x),
             Producer::Swiglu(gate) => {
@@ -62,7 +62,7 @@ impl Beside {
 }
 
 /// SwiGLU with each that it takes beside, each function of elements, and a norm by factors that are known.
-fn ways() -> impl Iterator<Item = (String, Producer)> {
+pub(super) fn ways() -> impl Iterator<Item = (String, Producer)> {
     let gated = Gate::ALL.map(|gate| {
         let beside = match gate {
             Gate::Plain => "",
@@ -79,11 +79,12 @@ fn ways() -> impl Iterator<Item = (String, Producer)> {
     gated.into_iter().chain(activated).chain([normed])
 }
 
-/// What a producer reads. Ties are between codes of what it makes: functions leave large numbers as they are, and SwiGLU multiplies those by 1.
-fn matrix(way: Producer, kind: Kind, dtype: DType, format: CodeFormat, seed: u64) -> Array2<f32> {
-    let [rows, cols] = SHAPE;
+/// What a producer reads, of the shape of what it makes. Ties are between codes of that: functions leave large numbers as they are, and SwiGLU multiplies
+/// those by 1.
+pub(super) fn matrix(way: Producer, kind: Kind, draw: Draw) -> Array2<f32> {
+    let Draw { shape: [rows, cols], format, .. } = draw;
     let gated = matches!(way, Producer::Swiglu(_));
-    let mut x = kind.matrix(Draw { shape: [rows, if gated { 2 * cols } else { cols }], dtype, format, seed });
+    let mut x = kind.matrix(Draw { shape: [rows, if gated { 2 * cols } else { cols }], ..draw });
     if kind == Kind::Ties && !matches!(way, Producer::Norm { .. }) {
         // Within the range of F16.
         let large = (16384.0 / format.max()).log2().floor().exp2();
@@ -112,7 +113,7 @@ fn produced(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Res
             let formats: &[CodeFormat] = if kind == Kind::Ties { &CodeFormat::ALL } else { &CodeFormat::ALL[..1] };
             for (format, dtype) in formats.iter().flat_map(|format| WIDE.map(|dtype| (*format, dtype))) {
                 let taken = |other: CodeFormat| kind != Kind::Ties || other == format;
-                let x = matrix(way, kind, dtype, format, seed.wrapping_add(at as u64));
+                let x = matrix(way, kind, Draw { shape: SHAPE, dtype, format, seed: seed.wrapping_add(at as u64) });
                 let values = beside.values(way, Wide { values: &x, dtype });
                 let (computed, counts) = values.computed()?;
                 whole.off(near::of_values(&values, &computed), kind);
@@ -245,7 +246,8 @@ fn refused(device: &mut dyn Sources, seed: u64, found: &mut Findings<9>) -> Resu
         return Ok(());
     }
     let way = Producer::Activated(Function::Silu);
-    let x = matrix(way, Kind::Normal, DType::Bf16, CodeFormat::E4M3, seed);
+    let draw = Draw { shape: SHAPE, dtype: DType::Bf16, format: CodeFormat::E4M3, seed };
+    let x = matrix(way, Kind::Normal, draw);
     let beside = Beside::new(SHAPE, Kind::Normal);
     let values = beside.values(way, Wide { values: &x, dtype: DType::Bf16 }).into();
     let mut tally = Tally::default();

@@ -7,12 +7,12 @@ use scaled_gemm::{CastRecipe, CastScales, CastScheme, DType, HostCastMatrix};
 
 use super::kinds::{Draw, Kind};
 use super::tally::Tally;
-use super::{Findings, WIDE, lossless, producers};
+use super::{Findings, WIDE, lossless, many_rows, producers};
 use crate::device::sources::{HostSource, HostValues, Part, Sources, Wide};
 use crate::output::Failure;
 use crate::quantizers::cast_schemes;
 
-/// Shape of what is made: more than a group of 128 rows, ragged columns, rows that can be stored as columns.
+/// Shape of what is made, but for [`many_rows`]: more than a group of 128 rows, ragged columns, rows that can be stored as columns.
 pub(super) const SHAPE: [usize; 2] = [144, 176];
 
 /// Some of the checks.
@@ -21,12 +21,13 @@ pub(super) type Check = fn(&mut dyn Sources, u64, &mut Findings<9>) -> Result<()
 /// All of them.
 pub(super) fn checks() -> Vec<Check> {
     let of_sources: [Check; 4] = [codes, chosen, parts, lossless::check];
-    of_sources.into_iter().chain(producers::CHECKS).collect()
+    of_sources.into_iter().chain(producers::CHECKS).chain([many_rows::check as Check]).collect()
 }
 
 /// What one turn casts by, and of what.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turn {
+    pub shape: [usize; 2],
     pub recipe: CastRecipe,
     pub kind: Kind,
     pub dtype: DType,
@@ -41,14 +42,14 @@ pub(super) fn turns(kind: Kind, shift: usize) -> impl Iterator<Item = Turn> {
         let turn = at + of_kind + shift;
         let recipe = CastRecipe::new(scheme.with_scales(CastScales::ALL[(turn + of_kind) % 3]));
         let recipe = if turn.is_multiple_of(5) { recipe.power_of_two() } else { recipe };
-        Turn { recipe, kind, dtype: WIDE[(turn + at / 3) % 3], at: turn }
+        Turn { shape: SHAPE, recipe, kind, dtype: WIDE[(turn + at / 3) % 3], at: turn }
     })
 }
 
 impl Turn {
-    /// A matrix of [`SHAPE`].
+    /// A matrix that it casts.
     pub(super) fn matrix(self, seed: u64) -> Array2<f32> {
-        self.kind.matrix(Draw { shape: SHAPE, dtype: self.dtype, format: self.recipe.scheme().format(), seed })
+        self.kind.matrix(Draw { shape: self.shape, dtype: self.dtype, format: self.recipe.scheme().format(), seed })
     }
 }
 
@@ -202,6 +203,8 @@ mod tests {
         Recipes,
         /// A gradient in BF16.
         Gradient,
+        /// A code of what has this many rows, for which it has other kernels.
+        ManyRows(usize),
     }
 
     impl Sources for Wrong {
@@ -216,6 +219,7 @@ mod tests {
             match (&self, source.values) {
                 (Self::Code, HostValues::Plain(x)) if x.values.iter().any(|v| v.is_nan()) => codes[77] ^= 1,
                 (Self::Beside, _) if counts.right_below > 0 => counts.right_below -= 1,
+                (Self::ManyRows(rows), _) if q.rows() == *rows => codes[77] ^= 1,
                 _ => {}
             }
             Ok((HostCastMatrix::from_logical(q.scheme(), q.rows(), q.cols(), codes, q.scales().to_vec())?, counts))
@@ -233,6 +237,10 @@ mod tests {
 
         fn refuses_recipes(&self) -> bool {
             matches!(self, Self::Recipes)
+        }
+
+        fn many_rows(&self) -> Option<usize> {
+            if let Self::ManyRows(rows) = self { Some(*rows) } else { None }
         }
 
         fn fp4_to_fp8(&mut self, q: &HostCastMatrix, count: Inexact) -> Result<(HostCastMatrix, Option<u32>)> {
@@ -299,6 +307,17 @@ mod tests {
             (Wrong::Lost, lossless::check, &["the same, groups that are lost: groups that are lost"]),
             (Wrong::Recipes, refused, &["producers to what is refused: what is not refused"]),
             (Wrong::Gradient, gradients, &["gradients in BF16, normal data"]),
+            (
+                Wrong::ManyRows(16),
+                many_rows::check,
+                &[
+                    "many rows to casts: to e4m3 1x16",
+                    "many rows of codes of e4m3 to casts: to e4m3 1x16",
+                    "many rows of codes of e2m1 to casts: to e4m3 1x16",
+                    "many rows of swiglu, clamp and counts to casts: to e4m3 1x16",
+                    "many rows of gelu to casts: to e4m3 1x16",
+                ],
+            ),
         ] {
             let mut found = Findings::default();
             check(&mut wrong, 1, &mut found).unwrap();
