@@ -149,7 +149,7 @@ case $what in
         # memcheck must be clean for every kernel. The other tools know nothing of the barriers in cuBLASLt's kernels and
         # report them: there, lines that name one of ours count. The suites that cross everything would take hours under
         # them, so these run the tests that reach each kernel.
-        ours='at (gemm_fp8_|gemm_e5m2_|gemm_e4m3_|gemm_small_m_|plan_grouped|clear_between|count_clamped|spread_over|bias_|add_bias_|delayed_update|to_bf16|quantize_|dequantize_|cast_|rms_norm_|swiglu_|fp4_to_fp8|amax_|hadamard_|epilogue_|repeat_|repack_|unpack_|alpha_|gemm_factors)'
+        ours='at (gemm_fp8_|gemm_e5m2_|gemm_e4m3_|gemm_small_m_|gemm_grouped_arrays|plan_grouped|clear_grouped_amax|clear_between|count_clamped|spread_over|bias_|add_bias_|delayed_update|to_bf16|quantize_|dequantize_|cast_|rms_norm_|swiglu_|fp4_to_fp8|amax_|hadamard_|epilogue_|repeat_|repack_|unpack_|alpha_|gemm_factors)'
         # What racecheck reports of ours though it is no race, one kernel a line: its whole name, as an extended regular expression without spaces, and why. Any other report counts, and
         # a line that nothing is reported of any more is said, to be taken out. A race of these kernels is hidden here: run.sh hunt and the suites' bits look for it.
         known_races='gemm_(fp8|e5m2_e4m3|e4m3_e5m2)_(block|block_a|plain|vector|vector_fp32)_[0-9]+x[0-9]+(_two|_k2)? one lane of a warp gives a stage back for all of them, whose reads are one instruction (give_back in sm90.cuh); racecheck counts each lane for itself (2026-11-26-nvidia-h100-sm90/README.md)
@@ -254,8 +254,9 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                         gpu_experts_rows) tests=(between_groups) ;;
                         gpu_experts_gradient) tests=(starts_give gradients_in_e5m2) ;;
                         gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated) tests=(each_kernel_once) ;;
-                        gpu_small_m_groups) tests=(each_kernel_once clusters_walk) ;;
+                        gpu_small_m_groups) tests=(each_kernel_once second_parts) ;;
                         gpu_small_m_wgmma) ;;
+                        gpu_grouped_cublaslt) tests=(any_numbers graphs) ;;
                         *) continue ;;
                     esac
                 fi

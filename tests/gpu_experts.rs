@@ -12,6 +12,8 @@ mod grouped_tensors;
 mod signal;
 #[path = "gpu_experts/streams.rs"]
 mod streams;
+#[path = "gpu_experts/transposes.rs"]
+mod transposes;
 
 use common::*;
 use ndarray::{Array2, ArrayView2, s};
@@ -416,7 +418,10 @@ fn check_gradients(handle: &Handle, drawn: fn(&mut Noise, usize, usize) -> Array
         let on = on_device(handle, x);
         handle.quantize(&MatRef::new(&on, DType::Bf16, x.nrows(), x.ncols()).unwrap(), Recipe::new(scheme)).unwrap()
     };
-    let (weights, weights_t) = (quantized(&w, B), quantized(&turned, B));
+    let (weights, of_turned) = (quantized(&w, B), quantized(&turned, B));
+    // The transposes on the device, made anew in each step: the bytes of those of turned numbers.
+    let w_on = on_device(handle, &w);
+    let mut weights_t = QuantMatrix::zeros(handle, B, GROUPS * features, OUT).unwrap();
     let zeros = |rows| -> Vec<_> { (0..GROUPS).map(|_| QuantMatrix::zeros(handle, A, rows, SLOT).unwrap()).collect() };
     let (mut x_t, mut dy_t) = (zeros(features), zeros(OUT));
     let mut a = [features, OUT].map(|cols| QuantMatrix::zeros(handle, A, rows, cols).unwrap());
@@ -439,6 +444,8 @@ fn check_gradients(handle: &Handle, drawn: fn(&mut Noise, usize, usize) -> Array
         handle.quantize_slots_transposed_into(&dy, Recipe::new(A), &mut dy_t)?;
         let y = MatMut::new(&mut y, DType::Bf16, rows, OUT)?;
         handle.grouped_gemm(GroupedGemmArgs::new(&a[0], &weights, GROUPS, places(), y))?;
+        let w = MatRef::new(&w_on, DType::Bf16, GROUPS * OUT, features)?;
+        handle.quantize_stacked_transposed_into(&w, GROUPS, Recipe::new(B), &mut weights_t)?;
         let dx = MatMut::new(&mut dx, DType::Bf16, rows, features)?;
         handle.grouped_gemm(GroupedGemmArgs::new(&a[1], &weights_t, GROUPS, places(), dx))?;
         let dw = MatMut::new(&mut dw, DType::F32, GROUPS * OUT, features)?;
@@ -446,6 +453,8 @@ fn check_gradients(handle: &Handle, drawn: fn(&mut Noise, usize, usize) -> Array
     };
     step().unwrap();
     let graph = capture_owned(handle, &mut step).unwrap();
+    let [made, want] = [&weights_t, &of_turned].map(|q| q.to_host(handle).unwrap());
+    assert_same_bits(&made, &want, "transposes of all matrices");
     for found in [[256usize, 256, 256], [100, 0, 133], [0; GROUPS], [1, 256, 77]] {
         // Between groups lies anything.
         let (mut all_x, mut all_dy) = (x.clone(), dy.clone());

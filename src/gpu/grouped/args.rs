@@ -183,7 +183,7 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { scales: [a, Some(scales)], ..self }
     }
 
-    /// How many rows a group usually has, which decides the configuration, and where weights are decoded whether A is arranged in scratch memory (above 16; E4M3 codes: 64); never the bits, nor how many rows a group may have. Of slots of rows with block scales those of up to 128 usual rows are multiplied
+    /// How many rows a group usually has, which decides the configuration, and where weights are decoded whether A is arranged in scratch memory (above 16; E4M3 codes: 64); never the bits of one launch of ours (of [cuBLASLt's own](Self::by_cublaslt) it decides the algorithm), nor how many rows a group may have. Of slots of rows with block scales those of up to 128 usual rows are multiplied
     /// in one launch, others are one product a slot. Unless told, all that a slot holds, or an equal share of A's rows, padding included: for decode tell it.
     pub fn expected_rows(self, rows: usize) -> Self {
         Self { expected_rows: Some(rows), ..self }
@@ -203,9 +203,9 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 
     /// cuBLASLt's own product of groups, experimental there, and that alone: never taken unless it is asked for, to compare, or on GPUs for which this crate has no kernels of groups. Counts and starts are read on the device, rows of
-    /// no group are not written. `fp8-tensor` operands, also with a [scale for each group](Self::scales_of_a) (sm_90, sm_10x, sm_110), `mxfp8` and `nvfp4` ones, whose groups begin at multiples of 128 (sm_10x, sm_110); no bias, no
-    /// activation. It needs cuBLASLt 13.4 for sm_90, else 13.2, of a version that is not known to err there: others are refused with what is known of them. A launch before it writes 72 bytes for each group into scratch memory. An algorithm is asked for at each call, which a
-    /// capture refuses, unless a [plan](crate::Handle::plan_grouped) has one. It was run on sm_90 alone, with 13.10.
+    /// no group are not written. `fp8-tensor` operands, also with a [scale for each group](Self::scales_of_a) (sm_90, sm_10x, sm_110); `mxfp8` and `nvfp4` ones with k a multiple of 32, whose groups begin at multiples of 128 rows (sm_10x, sm_110); no
+    /// bias, no activation. Versions that are not known to err: on sm_90 13.6.2 and its later patches, and 13.8 on; on sm_10x and sm_110 13.2, 13.3, 13.4 and 13.6 from their second patches on, and none from 13.7 on. Others are refused with what is known of
+    /// them. A launch before it writes 72 bytes for each group into scratch memory. An algorithm is asked for at each call, which a capture refuses, unless a [plan](crate::Handle::plan_grouped) has one. It was run with 13.10 on sm_90, and nowhere else.
     pub fn by_cublaslt(self) -> Self {
         Self { asks_cublaslt: true, ..self }
     }

@@ -412,6 +412,8 @@ mod tests {
         assert_eq!(planned.difference(&other).unwrap(), "streams = Some(3) where Some(2) was planned");
         let config = posed.with_config(Sm90Config::Tile128x128);
         assert_eq!(posed.with_choices_of(&config), config);
+        let library = posed.with_by_cublaslt(true);
+        assert_eq!([posed.with_choices_of(&library), library.with_choices_of(&posed)], [library; 2]);
         // As many usual rows as are planned anyway are no other choice: those of a slot, or all.
         assert_eq!(posed.with_expected_rows(128).with_choices_of(&posed), posed);
         assert_eq!(posed.with_choices_of(&posed.with_expected_rows(128)), posed.with_expected_rows(128));

@@ -5,7 +5,7 @@ use super::slots::check_scales;
 use super::{GroupedGemmArgs, GroupedGemmDesc};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{CodeOrder, Fp8Format, Scheme};
+use crate::format::{CodeOrder, Fp8Format, Operand, Scheme};
 use crate::gpu::device::info::DeviceInfo;
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::ALIGNMENT;
@@ -15,6 +15,7 @@ use crate::gpu::kernels::{
     GroupArray, GroupArrays, GroupOperand, GroupScales, KernelFamily, Sm90Call, group_array, group_array_bytes,
     group_factors,
 };
+use crate::gpu::lt::quirks::Version;
 use crate::gpu::lt::{FastAccumulation, GroupedCall, GroupedMatmul, GroupedProblem, ScaleMode, grouped_refusal};
 use crate::gpu::matrix::{QuantMatrix, QuantSpans};
 
@@ -69,6 +70,9 @@ fn scales(desc: &GroupedGemmDesc, a: Scheme, device: &DeviceInfo) -> std::result
         if scales_of_groups.contains(&true) {
             return Err("it has one second level of all groups".to_string());
         }
+        if !desc.k.is_multiple_of(32) {
+            return Err(format!("k = {} is no multiple of 32, as tensor cores for block scales need", desc.k));
+        }
         if let Some(rows) = slot_rows.filter(|rows| !rows.is_multiple_of(128)) {
             return Err(format!("block scales lie in tiles of 128 rows, and slots have {rows}"));
         }
@@ -92,6 +96,24 @@ pub(super) fn served(desc: &GroupedGemmDesc, a: Scheme, device: &DeviceInfo) -> 
         Err(reason) => reason,
     };
     Err(refused(desc, reason))
+}
+
+/// Why it is not what multiplies these where nobody asks for it: it cannot, or is called where it is asked for alone.
+pub(super) fn why_not(desc: &GroupedGemmDesc, device: &DeviceInfo, version: Option<Version>) -> String {
+    let pair = match desc.a {
+        Operand::Quantized(a) => scales(desc, a, device).err(),
+        Operand::Plain(_) => Some("it multiplies no plain A".to_string()),
+    };
+    let refusal = version.map_or(Some("there is no cuBLASLt here".to_string()), |version| {
+        grouped_refusal(version, device.compute_capability)
+    });
+    match (pair, refusal) {
+        (Some(reason), _) => format!("cuBLASLt's own product of groups is none of these: {reason}"),
+        (None, Some(reason)) => reason,
+        (None, None) => {
+            "cuBLASLt's own product of groups, experimental there, is called where it is asked for alone".to_string()
+        }
+    }
 }
 
 fn refused(desc: &GroupedGemmDesc, reason: String) -> Error {
@@ -126,8 +148,8 @@ impl LibraryProduct {
     /// # Errors
     /// [`Error::Unsupported`] where its version has none, or is known to err on this GPU, and in a capture; [`Error::Library`] without it.
     pub(super) fn ask(handle: &Handle, desc: &GroupedGemmDesc, a: Scheme, scales: LibraryScales) -> Result<Self> {
-        handle.lt()?;
-        if let Some(reason) = grouped_refusal(handle.lt_version(), handle.device().compute_capability) {
+        let lt = handle.lt()?;
+        if let Some(reason) = grouped_refusal(lt.version(), handle.device().compute_capability) {
             return Err(refused(desc, reason));
         }
         if desc.groups == 0 || desc.rows == 0 || desc.n == 0 {
@@ -281,6 +303,10 @@ mod tests {
         assert!(why(slots(4, e5m2, e5m2), e5m2, (9, 0)).contains("no e5m2 by e5m2"));
         assert!(why(slots(128, mxfp8, mxfp8), mxfp8, (9, 0)).contains("sm_90 has no tensor cores for block scales"));
         assert!(why(slots(132, nvfp4, nvfp4), nvfp4, (10, 0)).contains("tiles of 128 rows, and slots have 132"));
+        for scheme in [mxfp8, nvfp4] {
+            let desc = GroupedGemmDesc { k: 48, ..slots(128, scheme, scheme) };
+            assert!(why(desc, scheme, (10, 0)).contains("k = 48 is no multiple of 32"));
+        }
         let levels = slots(128, nvfp4, nvfp4).with_scales_of_groups([true, false]);
         assert!(why(levels, nvfp4, (10, 0)).contains("one second level"));
         let (vectors, tiles) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));

@@ -1,7 +1,7 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie (`rows`): of FP8 operands those of `sm90`, of plain rows those that decode weights
-//! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). `way` chooses, by shapes and types (`desc`); `plan`: all made ready before the first call. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `levels`: rows as NVFP4 by a given second level of each group. `fit`: what operands must have in
+//! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). Where it is asked for, cuBLASLt's own (`library`). `way` chooses, by shapes and types (`desc`); `plan`: all made ready before the first call. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `levels`: rows as NVFP4 by a given second level of each group. `fit`: what operands must have in
 //! common. `clamped`: how many groups were not taken as their numbers say, and `apart`: in memory that nobody else reads or writes. `operand`: matrices, and grouped tensors as such.
 
 mod apart;
@@ -17,6 +17,7 @@ mod operand;
 mod plan;
 mod rows;
 mod slots;
+mod transposed;
 mod way;
 mod weight;
 mod whole;
@@ -45,7 +46,7 @@ impl Handle {
     /// no group are not touched, and equal rows have equal results, whatever else is multiplied. D must not overlap what is read. Of block scales on both sides a launch that dequantizes A goes before. Other pairs, in slots, take one product a slot, on one stream or
     /// [several](GroupedGemmArgs::streams), which begin behind what the handle's stream has and which that waits for ([`GroupedGemmArgs::explain`], which also says why they are not cuBLASLt's own grouped products).
     ///
-    /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
+    /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows ([`Handle::quantize_stacked_transposed_into`], of `fp8-tensor` [`GroupedTensor::stacked`](crate::GroupedTensor::stacked)).
     /// [`GroupedWeightGradient`] is that of the matrices.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`](crate::KernelFamily::Sm90), [`KernelFamily::Sm90E5m2`](crate::KernelFamily::Sm90E5m2) for E5M2 codes on one side, or [`KernelFamily::SmallMGroups`](crate::KernelFamily::SmallMGroups) for a plain A or one with block scales, and [`KernelFamily::Grouped`](crate::KernelFamily::Grouped) where

@@ -70,7 +70,7 @@ impl GroupedGemmPlan {
 
     /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` of these operands, which are of [`GroupedGemmPlan::desc`]: the bits that [`Handle::grouped_gemm`], which says what is read and written, has with the [tuning](Handle::set_tuning) that was set when this was planned. Groups may have other places and counts at each launch.
     ///
-    /// Expected rows, configuration, streams and one product a slot are the plan's where the arguments leave them open, or ask for what it does anyway; others are refused.
+    /// Expected rows, configuration, streams, one product a slot and cuBLASLt's own product are the plan's where the arguments leave them open, or ask for what it does anyway; others are refused.
     ///
     /// Enqueued on the handle's stream, and on those that the plan made: allocates nothing, waits for nothing; safe inside graph capture, which keeps the addresses and alpha it saw.
     ///

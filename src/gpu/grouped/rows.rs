@@ -15,7 +15,7 @@ use crate::gpu::kernels::{GroupPlaces, Sm90Along};
 pub enum GroupedRows<'a> {
     /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on, up to `starts[g + 1]` at the most, the last
     /// group up to the end of A. Starts do not decrease, those of
-    /// empty groups neither: a group that starts before an earlier one, outside of A, or at no multiple of 4, is left out, and so is one whose
+    /// empty groups neither: a group that starts before an earlier one, outside of A, or at no multiple of 4 (of 128 where block scales are read by [cuBLASLt's own product](crate::GroupedGemmArgs::by_cublaslt)), is left out, and so is one whose
     /// next starts before it. Casts begin groups at multiples of 128.
     Contiguous {
         /// First row of each group, in 64 bits.

@@ -13,7 +13,6 @@ use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     KernelFamily, Sm90Along, Sm90Call, Sm90Config, SmallMGroupsConfig, SmallMWeights, SmallMWeightsCall,
 };
-use crate::gpu::lt::why_not_grouped;
 
 /// Of rows with block scales in slots: up to so many of a group a launch that decodes weights is faster than a product a slot, which reads and writes them as numbers (H100, 2026-11, the record of groups by warpgroup
 /// products, 8 slots of `nvfp4` x 4096 x 7168: 210 us for 422 at best at 128 rows each, 425 for 472 at 256, 1651 for 799 at 1024; E4M3 weights were not measured since they are multiplied so).
@@ -90,7 +89,7 @@ impl Way {
 
     /// In words, with what it costs in memory.
     pub(super) fn explain(&self, handle: &Handle, desc: &GroupedGemmDesc, made: &Made) -> String {
-        let why_not_the_librarys = why_not_grouped(handle.lt_version(), handle.device().compute_capability);
+        let why_not_the_librarys = library::why_not(desc, handle.device(), handle.lt_version());
         match self {
             Self::Launch(_, config) => format!(
                 "{desc}\n  one launch of {config}, on the handle's stream, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair; {why_not_the_librarys}"

@@ -140,7 +140,7 @@ impl GroupOperand<'_> {
 }
 
 impl Kernels {
-    /// Fills the arrays of this product. Of groups that are not taken the extents are zero, and their addresses those of the operands.
+    /// Fills the arrays of this product. Of groups that are not taken the rows are zero, and the addresses those of the operands.
     pub(crate) fn grouped_arrays(&self, stream: &Queue, call: &GroupArrays<'_>) -> Result<()> {
         let &GroupArrays { places, step, mnk: [rows, n, k], a, b, d, d_stride, d_bytes, alpha, levels, arrays } = call;
         let (groups, of_places) = (places.groups, places.checked(rows, step)?);

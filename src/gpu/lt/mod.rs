@@ -27,7 +27,7 @@ use cublaslt_sys::{
 pub(crate) use algo::*;
 pub(crate) use attributes::*;
 pub(crate) use call::*;
-pub(crate) use grouped::{grouped_refusal, why_not_grouped};
+pub(crate) use grouped::{grouped_refusal, why_no_gradients};
 pub(crate) use grouped_matmul::{GroupedCall, GroupedMatmul, GroupedProblem};
 pub(crate) use handle::LtHandle;
 pub(crate) use types::*;

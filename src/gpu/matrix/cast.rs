@@ -182,14 +182,14 @@ impl TryFrom<QuantMatrix> for CastMatrix {
     /// [`Handle::load_kernels`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for other schemes, and for values in another basis, of which a `CastMatrix` says nothing; [`Error::Shape`] unless columns are a multiple of 16.
+    /// The matrix is dropped with them: ask [`QuantMatrix::scheme`] and [`QuantMatrix::basis`] before, where it is the only copy. [`Error::Unsupported`] for other schemes, and for values in another basis, of which a `CastMatrix` says nothing; [`Error::Shape`] unless columns are a multiple of 16.
     fn try_from(q: QuantMatrix) -> Result<Self> {
         let (scheme, rows, cols) = (cast_scheme(q.scheme())?, q.rows(), q.cols());
         if q.basis() != Basis::Plain {
             return Err(Error::unsupported(
                 format!("a QuantMatrix in the basis {} as a CastMatrix", q.basis()),
                 "a CastMatrix has the values themselves",
-                "call QuantMatrix::assume_basis with Basis::Plain, if they are to be taken as they are",
+                "call QuantMatrix::assume_basis with Basis::Plain before, if they are to be taken as they are",
             ));
         }
         scheme.check_shape(rows, cols)?;
