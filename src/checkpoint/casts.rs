@@ -191,7 +191,11 @@ impl Listing {
         let [lines, width] = self.two_dimensions(name)?;
         let packed = if scheme.format() == CodeFormat::E2M1 { 2 } else { 1 };
         let length = width.checked_mul(packed).filter(|_| lines > 0 && width > 0).ok_or_else(|| {
-            self.refuse(name, format!("has shape [{lines}, {width}]"), "no cast has so many columns, or none")
+            self.refuse(
+                name,
+                format!("has shape [{lines}, {width}]"),
+                "a cast has rows and columns, each of them below 2^31: quantize it again",
+            )
         })?;
         let (rows, cols) = if scheme.is_transposed() { (length, lines) } else { (lines, length) };
         scheme.check_shape(rows, cols).map_err(|e| self.refuse(name, format!("cannot be used: {e}"), again))?;

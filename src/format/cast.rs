@@ -359,7 +359,7 @@ mod tests {
                 );
             }
         }
-        // numerics.md, golden ue8m0_pack_M3_nk5: row 2, block 4 of 3 x 5.
+        // The golden ue8m0_pack_M3_nk5 of tests/data/numerics.json: row 2, block 4 of 3 x 5.
         assert_eq!(CastScales::Ue8m0.index(3, 5, 2, 4), 16 + 8);
     }
 

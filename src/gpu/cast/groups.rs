@@ -46,7 +46,9 @@ impl Handle {
         self.cast_part(source.into(), recipe, CastPart::Both, out)
     }
 
-    /// Only the scales of [`Handle::cast_into`]; the target's codes stay as they are. Allocates nothing and waits for nothing.
+    /// Only the scales of [`Handle::cast_into`]; the target's codes stay as they are. Allocates nothing and waits for nothing: safe inside graph capture, as that is.
+    ///
+    /// Codes by these scales ([`Handle::cast_with_scales_into`]) are those of [`Handle::cast_into`] where scales are powers of two. Exact ones divide there: `encode = fl(max / amax)`, which is not always `fl(1 / scale)`.
     ///
     /// # Errors
     /// As [`Handle::cast_into`].
@@ -59,7 +61,7 @@ impl Handle {
         self.cast_part(source.into(), recipe, CastPart::Scales, out)
     }
 
-    /// Only the codes, by the scales that the target has: `code = sat(fl(x * fl(1 / scale)))`. Allocates nothing and waits for nothing.
+    /// Only the codes, by the scales that the target has: `code = sat(fl(x * fl(1 / scale)))`. Allocates nothing and waits for nothing: safe inside graph capture, as [`Handle::cast_into`] is.
     ///
     /// The scales are not looked at: what is no positive number gives what the formula gives ([`CastMatrix::check_given_scales`] finds it).
     ///
@@ -188,10 +190,11 @@ impl Handle {
         }
     }
 
-    /// `y = round(fl(code * scale))` to BF16, F16 or F32. Allocates nothing and waits for nothing.
+    /// `y = round(fl(code * scale))` to BF16, F16 or F32: `rows x cols`, also of transposed codes; to the nearest, ties to even, and to infinity what is beyond y's type. Allocates nothing and waits for nothing:
+    /// safe inside graph capture, once the kernels are loaded, as [`CastMatrix::zeros`] does.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if `y` does not fit.
+    /// [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] if `y` does not fit, overlaps codes or scales, or has more columns than a launch takes (docs/casts.md).
     pub fn cast_back_into(&self, q: &CastMatrix, y: &mut MatMut<'_>) -> Result<()> {
         if (y.rows(), y.cols()) != (q.rows(), q.cols()) {
             return Err(Error::shape(
@@ -213,12 +216,12 @@ impl Handle {
         self.kernels().cast_back(self.queue(), &q, &y, stride, dtype)
     }
 
-    /// E2M1 codes to E4M3 codes of the same values. Allocates nothing and waits for nothing.
+    /// E2M1 codes to E4M3 codes of the same values. Allocates nothing and waits for nothing: safe inside graph capture, once the kernels are loaded, as [`CastMatrix::zeros`] does.
     ///
-    /// `q` has groups along rows of 16 to 128 columns and scales that are powers of two, `2^(i - 127)`; the result groups of 128
+    /// `q` has groups along rows of 16 to 128 columns and scales that are powers of two, `2^(i - 127)` with a byte i of each group; the result groups of 128
     /// columns and UE8M0 scales, `o = max(max of the i - 6, 0)`, its codes `code * 2^(i - o)`. Nothing is lost while
     /// `-5 <= i - o <= 6` where codes are not zero, and scales are powers of two; `inexact`, one u32 where given, is raised by each group
-    /// of 128 where that does not hold, and whose codes are then wrong. A recipe has such scales only by
+    /// of 128 where that does not hold, and whose codes are then wrong: zero it before, 4-byte aligned; without it nothing tells of them. A recipe has such scales only by
     /// [`CastRecipe::power_of_two`] or with UE8M0.
     ///
     /// # Errors

@@ -204,8 +204,10 @@ impl<'a> GroupedGemmArgs<'a> {
 
     /// cuBLASLt's own product of groups, experimental there, and that alone: never taken unless it is asked for, to compare, or on GPUs for which this crate has no kernels of groups. Counts and starts are read on the device, rows of
     /// no group are not written. `fp8-tensor` operands, also with a [scale for each group](Self::scales_of_a) (sm_90, sm_10x, sm_110); `mxfp8` and `nvfp4` ones with k a multiple of 32, whose groups begin at multiples of 128 rows (sm_10x, sm_110); no
-    /// bias, no activation. Versions that are not known to err: on sm_90 13.6.2 and its later patches, and 13.8 on; on sm_10x and sm_110 13.2, 13.3, 13.4 and 13.6 from their second patches on, and none from 13.7 on. Others are refused with what is known of
-    /// them. A launch before it writes 72 bytes for each group into scratch memory. An algorithm is asked for at each call, which a capture refuses, unless a [plan](crate::Handle::plan_grouped) has one. It was run with 13.10 on sm_90, and nowhere else.
+    /// bias, no activation. Versions that are not known to err: on sm_90 13.6.2 and its later patches, and 13.8 on; on sm_10x and sm_110 all of 13.2 and 13.3, 13.4.2 and 13.6.2 and their later patches, and none from 13.7 on. Others are refused with what is known of
+    /// them. D in BF16, F16 or F32, sums in FP32. A launch before it writes 72 bytes for each group into scratch memory, which the first call or a plan reserves. An algorithm is asked for at each call, which a capture refuses, unless a [plan](crate::Handle::plan_grouped) has one. It was run with 13.10 on sm_90, and nowhere else.
+    ///
+    /// [`Handle::grouped_gemm`](crate::Handle::grouped_gemm) gives [`Error::Unsupported`](crate::Error::Unsupported) with the reason where it is not to be had, or with another choice beside it, and [`Error::Library`](crate::Error::Library) without cuBLASLt.
     pub fn by_cublaslt(self) -> Self {
         Self { asks_cublaslt: true, ..self }
     }

@@ -51,10 +51,10 @@ impl Handle {
     /// `dX_g = dY_g W_g`, which is a product of groups of dY with it ([`Handle::grouped_gemm`]). Each has the bytes of [`Handle::quantize_into`] of its matrix alone
     /// ([`QuantizeTo::Transposed`]). One launch a group, or two; allocates nothing and waits for nothing, once the kernels are loaded: safe inside graph capture, so that an optimizer step may refresh them there.
     ///
-    /// W: BF16, F16 or F32, n and k multiples of 16, k of 128 where there are several matrices. `into`: of the recipe's scheme, whose scales follow rows: `fp8-row`, `fp8-128x128`, `mxfp8`, `mxfp4`, `nvfp4-row`.
+    /// W: BF16, F16 or F32, n and k multiples of 16, k of 128 where there are several matrices, and for the product that follows, whose n it is; no groups is no work. `into`: of the recipe's scheme, whose scales follow rows: `fp8-row`, `fp8-128x128`, `mxfp8`, `mxfp4`, `nvfp4-row`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a scheme with one scale for all, or with scales by columns; [`Error::Shape`] unless both fit; those of [`Handle::quantize_into`], by the first group: then later ones are not written.
+    /// [`Error::Unsupported`] for a scheme with one scale for all, or with scales by columns, for repacked codes, and for another basis than a graph knows; [`Error::Shape`] unless both fit; those of [`Handle::quantize_into`], by the first group: then later ones are not written.
     pub fn quantize_stacked_transposed_into(
         &self,
         w: &MatRef<'_>,

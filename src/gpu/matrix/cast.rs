@@ -27,7 +27,7 @@ pub struct CastMatrix {
 }
 
 impl CastMatrix {
-    /// A matrix of zero codes and zero scales. Allocates on the handle's stream, and loads the kernels of the casts.
+    /// A matrix of zero codes and scales of zero bytes, which are 0 or, in UE8M0, 2^-127: [`CastMatrix::check_given_scales`] cannot tell those from scales that somebody wrote. Allocates on the handle's stream, and loads the kernels of the casts.
     ///
     /// # Errors
     /// [`Error::Shape`] for a shape that the scheme refuses; [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`]
@@ -41,7 +41,7 @@ impl CastMatrix {
         Ok(Self { scheme, rows, cols, codes, scales })
     }
 
-    /// A matrix from its buffers. Nothing is copied or read; padding among the scales must be zero, the contents are not checked.
+    /// A matrix from its buffers. Nothing is copied or read; padding among the scales must be zero, as casts leave it and files have it; the contents are not checked. Kernels are not loaded: before a capture, [`Handle::load_kernels`].
     ///
     /// # Errors
     /// [`Error::Shape`] if a buffer is not exactly as long as the scheme says, or for a shape that it refuses; [`Error::Alignment`]

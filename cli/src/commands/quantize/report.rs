@@ -115,10 +115,13 @@ impl Report<'_> {
         let copied = copied
             .iter()
             .map(|(tensor, reason)| json!({"tensor": tensor.name, "shape": tensor.shape, "reason": reason}));
+        let options = options(self.first);
+        // UE8M0 has no other scales, asked for or not.
+        let power_of_two = self.args.power_of_two || options["rounding"] == "power-of-two";
         json!({
             "device": device, "output": self.args.output.as_ref().map(|path| path.display().to_string()),
             "scheme": scheme(self.first), "format": self.first.format().name(),
-            "preset": preset(self.first), "power_of_two": self.args.power_of_two, "options": options(self.first),
+            "preset": preset(self.first), "power_of_two": power_of_two, "options": options,
             "dialect": self.dialect.name(), "dry_run": found.is_none(),
             "quantized": Value::from_iter(quantized), "groups": groups, "copied": Value::from_iter(copied),
             "left_out": Value::from_iter(self.left_out().iter().map(|(tensor, _)| tensor.name.as_str())),
