@@ -22,8 +22,8 @@ use scaled_gemm::{
 const A: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
 const B: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
 const WIDE: Scheme = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-/// What is multiplied, with the beginning of its name.
 const TENSOR: Scheme = Scheme::Fp8Tensor(Fp8Format::E4M3);
+/// What is multiplied, with the beginning of its name.
 const PAIRS: [(&str, [Scheme; 2]); 4] =
     [("", [A, B]), ("vectors-", [A, A]), ("e5m2-", [WIDE, B]), ("tensor-", [TENSOR, TENSOR])];
 /// Those that have kernels for all of them.
@@ -61,16 +61,16 @@ impl Operands {
         let (a, b) =
             (quantized(&rows_of(&x, 0, groups * step), pair[0]), quantized(&rows_of(&w, 0, groups * N), pair[1]));
         // A scale of the whole is that of its parts.
-        let part = |all: &QuantMatrix, x: &CudaSlice<u8>, start: usize, rows: usize| match all.scheme() {
-            TENSOR => {
-                let all = all.to_host(handle).unwrap();
+        let whole = [&a, &b].map(|all| (all.scheme() == TENSOR).then(|| all.to_host(handle).unwrap()));
+        let part = |side: usize, x: &CudaSlice<u8>, start: usize, rows: usize| match &whole[side] {
+            Some(all) => {
                 let codes = all.logical_codes()[start * K..(start + rows) * K].to_vec();
                 let own = HostQuantMatrix::from_logical(TENSOR, rows, K, codes, &all.logical_scales()).unwrap();
                 QuantMatrix::from_host(handle, &own).unwrap()
             }
-            scheme => quantized(&rows_of(x, start, rows), scheme),
+            None => quantized(&rows_of(x, start, rows), pair[side]),
         };
-        let one = |g: usize| (part(&a, &x, g * step, rows), part(&b, &w, g * N, N));
+        let one = |g: usize| (part(0, &x, g * step, rows), part(1, &w, g * N, N));
         let starts: Vec<i64> = (0..groups).map(|g| (g * step) as i64).collect();
         Self {
             alone: (0..groups).map(one).collect(),

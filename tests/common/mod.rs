@@ -42,6 +42,15 @@ pub fn handle_with(family: KernelFamily) -> Option<Handle> {
     Some(handle)
 }
 
+/// Whether so many GiB of device memory are free; else a reason to skip is printed.
+pub fn has_free(handle: &Handle, gib: usize) -> bool {
+    let free = handle.stream().context().mem_get_info().unwrap().0;
+    if free < gib << 30 {
+        println!("skipped: {free} bytes of device memory are free, {gib} GiB are wanted");
+    }
+    free >= gib << 30
+}
+
 /// m (or rows), n, k of the issue: odd, tiny, ragged.
 pub const ROWS: [usize; 4] = [1, 3, 17, 130];
 pub const N: [usize; 3] = [8, 520, 2112];

@@ -77,9 +77,7 @@ fn extents_are_the_gradients_whatever_is_said_of_x() {
 #[test]
 fn places_of_x_that_32_bits_hardly_hold() {
     let Some(handle) = handle() else { return };
-    let free = handle.stream().context().mem_get_info().unwrap().0;
-    if free < 20 << 30 {
-        println!("skipped: {free} bytes of device memory are free, 20 GiB are wanted");
+    if !has_free(&handle, 20) {
         return;
     }
     let some = [[3, 16], [65, 100], [0, 7], [40, 129], [70, 64], [1, 5]];

@@ -9,9 +9,7 @@ const ENDS: usize = 64;
 #[test]
 fn panels_beyond_2_to_the_32_bytes() {
     let Some(handle) = hopper() else { return };
-    let free = handle.stream().context().mem_get_info().unwrap().0;
-    if free < 12 << 30 {
-        println!("skipped: {free} bytes of device memory are free, 12 GiB are wanted");
+    if !has_free(&handle, 12) {
         return;
     }
     let mut rng = Noise::new(315);
@@ -26,8 +24,9 @@ fn panels_beyond_2_to_the_32_bytes() {
         let mut to = d.slice_mut(from * n * 2..(from + ENDS) * n * 2);
         handle.stream().memcpy_htod(&poison, &mut to).unwrap();
     }
-    let ends = [0..ENDS, ROWS - ENDS..ROWS];
-    for (at, rows) in [0..ENDS, ENDS..2 * ENDS].into_iter().zip(&ends).map(|(from, to)| (to, from)) {
+    // Where they lie, and which rows of X they are.
+    let ends = [(0..ENDS, 0..ENDS), (ROWS - ENDS..ROWS, ENDS..2 * ENDS)];
+    for (at, rows) in ends.clone() {
         let x = of.x.slice(ndarray::s![rows, ..]).to_owned();
         let mut to = a.slice_mut(at.start * k * 2..at.end * k * 2);
         handle.stream().memcpy_htod(&strided(&x, pair.0, 0), &mut to).unwrap();
@@ -40,7 +39,7 @@ fn panels_beyond_2_to_the_32_bytes() {
     let text = args.explain(&handle).unwrap();
     assert!(text.contains("by warpgroup products"), "{text}");
     handle.grouped_gemm(args).unwrap();
-    for (at, rows) in ends.iter().zip([0..ENDS, ENDS..2 * ENDS]) {
+    for (at, rows) in ends {
         let got = handle.stream().clone_dtoh(&d.slice(at.start * n * 2..at.end * n * 2)).unwrap();
         let want = of.alone(&handle, 0, rows, DType::Bf16, &End::default());
         let wrong = got.chunks(n * 2).zip(want.chunks(n * 2)).position(|(a, b)| a != b);

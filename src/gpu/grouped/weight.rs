@@ -15,7 +15,7 @@ use crate::gpu::gemm::lanes::{Lanes, check_streams};
 use crate::gpu::gemm::many::{Many, Member};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Along, Sm90Config};
-use crate::gpu::lt::why_no_gradients;
+use crate::gpu::lt::NO_GRADIENTS;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
 
 /// `dW_g += dY_gᵀ X_g` of every group g, FP32: groups along k, of one of two forms.
@@ -156,7 +156,7 @@ impl<'a> GroupedWeightGradient<'a> {
         };
         Ok(format!(
             "{groups} groups along k\n  one product a group, {how}, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128 on sm_90; {}\n  {why}\n{}",
-            why_no_gradients(),
+            NO_GRADIENTS,
             plan.explain()
         ))
     }

@@ -11,7 +11,7 @@ use crate::gpu::gemm::our_pairs::{Sm90Pair, grouped_pair};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, Sm90Scales};
-use crate::gpu::lt::why_no_gradients;
+use crate::gpu::lt::NO_GRADIENTS;
 use crate::gpu::matrix::{MatMut, QuantMatrix};
 
 pub(super) struct Whole<'a> {
@@ -104,7 +104,7 @@ impl Whole<'_> {
             self.chosen(handle, pair, config, expected_rows),
             dy.scheme(),
             x.scheme(),
-            why_no_gradients(),
+            NO_GRADIENTS,
         ))
     }
 

@@ -73,9 +73,8 @@ pub(crate) fn grouped_refusal(version: Version, cc: (u32, u32)) -> Option<String
 }
 
 /// Why gradients of groups are not the library's.
-pub(crate) fn why_no_gradients() -> String {
-    "cuBLASLt's own products of groups, experimental there, are not called for gradients".to_string()
-}
+pub(crate) const NO_GRADIENTS: &str =
+    "cuBLASLt's own products of groups, experimental there, are not called for gradients";
 
 #[cfg(test)]
 mod tests {

@@ -8,11 +8,11 @@ use cublaslt_sys::{
 };
 
 use super::{
-    Algo, Compute, DataType, FastAccumulation, Heuristic, Library, LtHandle, MatmulDesc, Operand, PointerAttr,
-    PointerMode, Preference, ScaleMode, Transpose, attr, check, library, offers, report,
+    Algo, Compute, DataType, FastAccumulation, Heuristic, Launch, Library, LtHandle, MatmulDesc, Operand, PointerAttr,
+    PointerMode, Preference, ScaleMode, Transpose, attr, check, enqueue, factors_at, library, offers, report,
 };
 use crate::error::Result;
-use crate::gpu::device::memory::{Span, driver};
+use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
 /// What is multiplied, by the library's words: A transposed.
@@ -202,36 +202,13 @@ impl GroupedMatmul {
         super::require("workspace", workspace, self.algo.workspace_bytes(), 256)?;
         let [a_layout, b_layout, d_layout] =
             self.problem.layouts([k.address, d_rows.address, d_cols.address, d_ld.address])?;
-        // Not all its kernels wait for what they read.
-        stream.settle()?;
-        stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
-        let address = |span: &Span<'_>| span.address as *mut c_void;
-        let (lt, opaque, cu_stream) = (&handle.handle, self.algo.opaque(), stream.stream.cu_stream().cast());
-        let alpha = address(factors).cast_const();
+        let matrices = [(a, a_layout.raw), (b, b_layout.raw), (d, d_layout.raw), (d, d_layout.raw)];
+        let (factors, algo) = (factors_at(factors), &self.algo);
+        let launch = Launch { desc: &self.desc, factors, matrices, algo, workspace, stream };
         // SAFETY: the arrays are alive: each Span borrows them, and `require` compared each with the number of groups. What they hold `Kernels::grouped_arrays` has written, earlier on this stream, for the operands
         // of the same call, whose spans its caller (`grouped/library.rs`, the only one) holds in one order until this returns: it compared every length, and cuts counts to the rows that lie there, so
         // that addresses and extents stay within. Memory is freed in stream order, as for `matmul`. Alpha and beta are eight bytes of the same memory, as the descriptor says.
-        let answer = unsafe {
-            lt.library.api.cublasLtMatmul(
-                lt.raw,
-                self.desc.raw,
-                alpha,
-                address(a),
-                a_layout.raw,
-                address(b),
-                b_layout.raw,
-                alpha.wrapping_byte_add(4),
-                address(d),
-                d_layout.raw,
-                address(d),
-                d_layout.raw,
-                &opaque,
-                address(workspace),
-                workspace.bytes,
-                cu_stream,
-            )
-        };
-        check("cublasLtMatmul", answer, || format!("{}, {}", self.problem.words(handle), self.words()))
+        unsafe { enqueue(handle, &launch, || format!("{}, {}", self.problem.words(handle), self.words())) }
     }
 }
 

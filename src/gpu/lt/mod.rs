@@ -14,6 +14,7 @@ mod types;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -27,7 +28,7 @@ use cublaslt_sys::{
 pub(crate) use algo::*;
 pub(crate) use attributes::*;
 pub(crate) use call::*;
-pub(crate) use grouped::{grouped_refusal, why_no_gradients};
+pub(crate) use grouped::{NO_GRADIENTS, grouped_refusal};
 pub(crate) use grouped_matmul::{GroupedCall, GroupedMatmul, GroupedProblem};
 pub(crate) use handle::LtHandle;
 pub(crate) use types::*;
@@ -35,6 +36,7 @@ pub(crate) use types::*;
 use crate::error::{Error, Result};
 use crate::gpu::device::memory::{Span, driver};
 use crate::gpu::device::search::{CUBLASLT, Candidate, file_of_address};
+use crate::gpu::device::stream::Queue;
 use quirks::Version;
 
 /// cuBLASLt as this process has it.
@@ -428,45 +430,75 @@ fn offers(
 /// Enqueues `D = epilogue(alpha * A * B + beta * C)`. Allocates nothing, asks no heuristic, waits for nothing.
 pub(crate) fn matmul(mut call: MatmulCall<'_>) -> Result<()> {
     call.prepare()?;
-    // Not all its kernels wait for what they read.
-    call.stream.settle()?;
     let MatmulCall { handle, desc, layouts, algo, factors, a, b, c, d, workspace, stream, .. } = call;
-    stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
-    let (opaque, c, address) = (algo.opaque(), c.unwrap_or(d), |span: &Span<'_>| span.address as *mut std::ffi::c_void);
-    let (lt, cu_stream) = (&handle.handle, stream.stream.cu_stream().cast());
     let host = match factors {
         Factors::Host { alpha, beta } => [alpha, beta],
         Factors::Device(_) => [0.0; 2],
     };
-    let (alpha, beta): (*const std::ffi::c_void, *const std::ffi::c_void) = match factors {
-        Factors::Host { .. } => ((&raw const host[0]).cast(), (&raw const host[1]).cast()),
-        Factors::Device(span) => (address(span).cast_const(), address(span).wrapping_byte_add(4).cast_const()),
+    let factors = match factors {
+        Factors::Host { .. } => [(&raw const host[0]).cast(), (&raw const host[1]).cast()],
+        Factors::Device(span) => factors_at(span),
     };
     let Layouts { a: a_layout, b: b_layout, c: c_layout, d: d_layout } = layouts;
+    let matrices = [(a, a_layout.raw), (b, b_layout.raw), (c.unwrap_or(d), c_layout.raw), (d, d_layout.raw)];
+    let launch = Launch { desc, factors, matrices, algo, workspace, stream };
     // SAFETY: the memory is alive: each Span borrows it, and cudarc frees a slice only in stream order, after this work;
     // raw addresses are vouched for by whoever made them (DeviceBytes::from_raw). Lengths: `prepare` compared each span
     // with what layout, scale mode and epilogue read or write. Order: this stream was made to
     // wait for earlier writers, and the guards that the spans' order holds record this work when they drop, after this call.
     // alpha and beta are host values read before it returns, or eight bytes of such memory, as `prepare` found the descriptor to say.
+    unsafe { enqueue(handle, &launch, || format!("{}, {:?}", describe(handle, desc, layouts), algo)) }
+}
+
+/// Alpha, and beta behind it, on the device.
+fn factors_at(span: &Span<'_>) -> [*const c_void; 2] {
+    let alpha = span.address as *const c_void;
+    [alpha, alpha.wrapping_byte_add(4)]
+}
+
+/// One call of the library's product.
+struct Launch<'a> {
+    desc: &'a MatmulDesc,
+    /// Alpha and beta, where the descriptor says.
+    factors: [*const c_void; 2],
+    /// A, B, C and D: matrices, or of groups the arrays of their addresses.
+    matrices: [(&'a Span<'a>, cublasLtMatrixLayout_t); 4],
+    algo: &'a Algo,
+    workspace: &'a Span<'a>,
+    stream: &'a Queue,
+}
+
+/// Enqueues it. `problem` is only asked for its words where it fails.
+///
+/// # Safety
+/// The layouts are alive, and all memory that descriptor, layouts and algorithm say is read or written, in the order of the stream.
+unsafe fn enqueue(handle: &LtHandle, launch: &Launch<'_>, problem: impl FnOnce() -> String) -> Result<()> {
+    let &Launch { desc, factors: [alpha, beta], matrices: [a, b, c, d], algo, workspace, stream } = launch;
+    // Not all its kernels wait for what they read.
+    stream.settle()?;
+    stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+    let address = |span: &Span<'_>| span.address as *mut c_void;
+    let (lt, opaque, cu_stream) = (&handle.handle, algo.opaque(), stream.stream.cu_stream().cast());
+    // SAFETY: the caller vouches for memory and layouts; handle and descriptor are alive behind the borrows.
     let answer = unsafe {
         lt.library.api.cublasLtMatmul(
             lt.raw,
             desc.raw,
             alpha,
-            address(a),
-            a_layout.raw,
-            address(b),
-            b_layout.raw,
+            address(a.0),
+            a.1,
+            address(b.0),
+            b.1,
             beta,
-            address(c),
-            c_layout.raw,
-            address(d),
-            d_layout.raw,
+            address(c.0),
+            c.1,
+            address(d.0),
+            d.1,
             &opaque,
             address(workspace),
             workspace.bytes,
             cu_stream,
         )
     };
-    check("cublasLtMatmul", answer, || format!("{}, {:?}", describe(handle, desc, layouts), algo))
+    check("cublasLtMatmul", answer, problem)
 }
