@@ -75,6 +75,7 @@ template <class C> struct SmallMWgmma {
     const char* scales;    // of both
     const char* arranged;  // A
     u32 row, rows;         // of A, of the part (of groups)
+    u32 before;            // stages of A that the block has filled for parts before this one (of groups): the barriers' phases go on from there
 
     __device__ __forceinline__ u32 full(u32 slot) const { return base + C::BARRIERS + 16 * slot; }
     __device__ __forceinline__ u32 free(u32 slot) const { return full(slot) + 8; }
@@ -111,7 +112,7 @@ template <class C> struct SmallMWgmma {
     __device__ __forceinline__ void sums(float (&sum)[SUMS]) const {
 #pragma unroll
         for (u32 i = 0; i < SUMS; i++) sum[i] = 0.0f;
-        u32 slot = 0, a_slot = 0, a_phase = 0;
+        u32 slot = 0, a_slot = before % C::RING_A, a_phase = before / C::RING_A % 2;
 #pragma unroll 1
         for (u32 step = first; step < end; step++) {
             copies_wait<C::RING - 1>();
@@ -177,13 +178,15 @@ template <class C> struct SmallMWgmma {
         }
         wgmma_wait<0>();
         hold(sum);
+        // The last stage, too, so that both barriers of a slot have as many phases.
+        if (C::OF_GROUPS && threadIdx.x % 32 == 0 && end > first) barrier_arrive(free(a_slot == 0 ? C::RING_A - 1 : a_slot - 1));
     }
 
     // The stage before this step's is read by this warp no more; when by none, it is filled anew, two steps later, so that no warp is waited for that is less than a step behind.
     __device__ __forceinline__ void refill(u32 step, u32 a_slot) const {
         if (threadIdx.x % 32 == 0 && step > first) barrier_arrive(free(a_slot == 0 ? C::RING_A - 1 : a_slot - 1));
         if (threadIdx.x == 0 && step >= first + 2) {
-            const u32 done = step - 2 - first, next = step - 2 + C::RING_A, slot = done % C::RING_A;
+            const u32 done = step - 2 - first + before, next = step - 2 + C::RING_A, slot = done % C::RING_A;
             if (next < end) {
                 barrier_wait(free(slot), done / C::RING_A % 2);
                 fill(next, slot);
@@ -232,7 +235,9 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
                         nullptr,
                         (const char*)arranged,
                         part.row,
-                        part.m};
+                        part.m,
+                        0};
+    if constexpr (C::OF_GROUPS) m.before = part.round * (m.end - m.first);
     // A warpgroup of each matrix, where there are two. In the place of rows beyond the last that one: their sums are not stored.
     const u32 row = part.row_of_b(64 * half + m.lane_row, p.n), other = part.row_of_b(64 * half + 32 + m.lane_row, p.n);
     m.codes = once(p.b + SmallMWgmma<C>::Tile::place_of_row(row, p.k) + lane % 4 * 16);
@@ -250,13 +255,10 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
                        : C::WEIGHTS == Weights::FP8_128X128 ? (u64)tile_row * p.scale_pitch * 4
                                                             : (u64)tile_row * p.scale_pitch * 512 + m.lane_row * 16 + in_tile * 8;
     m.scales = once((const char*)p.scales + scales);
-    if (thread == 0) {
+    // Phases are carried on from part to part: with barriers that were ended and made anew racecheck forgets that their copies were complete, and reports the next part's as writes of the same place.
+    if (thread == 0 && (!C::OF_GROUPS || part.round == 0)) {
 #pragma unroll
         for (u32 i = 0; i < C::RING_A; i++) {
-            if (C::OF_GROUPS && part.round > 0) {
-                barrier_end(m.full(i));
-                barrier_end(m.free(i));
-            }
             barrier_init(m.full(i), 1);
             barrier_init(m.free(i), C::WARPS);
         }
@@ -270,7 +272,7 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
     if (thread == 0)
 #pragma unroll
         for (u32 i = 0; i < C::RING_A; i++)
-            if (m.first + i < m.end) m.fill(m.first + i, i);
+            if (m.first + i < m.end) m.fill(m.first + i, (m.before + i) % C::RING_A);
     float sum[TOKENS / 2];
     m.sums(sum);
 
