@@ -1,15 +1,18 @@
-// The end of a product of few rows whose parts of k were summed by blocks that cannot meet in a cluster: see small_m_tile.cuh.
+// The end of a product of few rows whose parts of k were summed by blocks that are no cluster: see small_m_tile.cuh and small_m_wgmma.cuh.
 #include "gemm/small_m_tile.cuh"
 
-// One thread an element of D, neighbours along n. The parts are added in the order of k, from zero on, as blocks of a cluster do.
+// One thread an element of D, neighbours along n, blocks by rows. The parts are added in the order of k, from zero on, as blocks of a cluster do.
 extern "C" __global__ void __launch_bounds__(256) gemm_small_m_join(SmallMWeightsProblem p, /* `p.parts` holds p.split parts */
                                                                     float unit /* what multiplies their sum */) {
     begin();
-    const u64 all = (u64)p.m * p.n, at = (u64)blockIdx.x * 256 + threadIdx.x;
-    if (at >= all) return;
-    const u32 token = (u32)(at / p.n), col = (u32)(at % p.n);
+    const u32 token = blockIdx.y, col = blockIdx.x * 256 + threadIdx.x;
+    if (col >= p.n) return;
+    const u64 each = (u64)p.m * p.n;
+    const float* const from = p.parts + (u64)token * p.n + col;
     float v[1] = {0.0f}, residual[1];
-    for (u32 part = 0; part < p.split; part++) v[0] = __fadd_rn(v[0], p.parts[part * all + at]);
+    // Eight at a time are on their way.
+#pragma unroll 8
+    for (u32 part = 0; part < p.split; part++) v[0] = __fadd_rn(v[0], from[part * each]);
     v[0] = __fmul_rn(unit, v[0]);
     load_residual(p, token, col, residual);
     v[0] = finish_sum<true>(p, token, col, col, v[0]);

@@ -1,12 +1,13 @@
 // Products of up to 64 rows of 16-bit numbers with a matrix of E2M1 or E4M3 codes, D = A Bᵀ, by warpgroup products on Hopper: one pass over the codes, each decoded once.
 //
-// A block takes 128 rows of B, each of its two warpgroups 64 of them as the first operand of the tensor core, decoded into registers, and the blocks of a cluster take parts of k. The
+// A block takes 128 rows of B, each of its two warpgroups 64 of them as the first operand of the tensor core, decoded into registers, and several blocks take parts of k each. The
 // tensor core reads A from shared memory itself, so that a row of A costs no loads of the warps. Which rows and columns a lane decodes is that of small_m_tile.cuh, and so are the order
 // of sums and their bits: a warp has eight of each 32 rows, its lane l 32 columns of each 128 from 32 (l % 4) on, four of them a product.
 // Codes and scales of B are copied by the lane that decodes them, RING steps ahead, and nobody else waits for them; of E4M3, whose 32 codes are two units of 16 bytes, by the four lanes of a row,
 // which copy neighbouring units at once. A product's 16 columns are four of each 32, so that A is brought into that order
 // before, by a kernel of its own that leaves for each step of 128 columns the bytes of a stage, swizzled (`small_m_arrange`): one bulk copy brings them. While that kernel runs the first codes of B are on their way.
-// At the end every block of the cluster takes an equal part of the 128 rows, gets the sums of all parts of k through shared memory, and adds them in the order of k.
+// At the end every block of a cluster takes an equal part of the 128 rows, gets the sums of all parts of k through shared memory, and adds them in the order of k. Clusters do not fill every part of the
+// GPU: where some would stand with another on the same multiprocessors, blocks that share rows of B are no cluster, but leave their sums in memory (`p.parts`), and small_m_join.cu adds them in the same order.
 #pragma once
 #include "gemm/small_m_tile.cuh"
 #include "gemm/wgmma_16bit.cuh"
@@ -182,6 +183,20 @@ template <class C> struct SmallMWgmma {
         if (C::OF_GROUPS && threadIdx.x % 32 == 0 && end > first) barrier_arrive(free(a_slot == 0 ? C::RING_A - 1 : a_slot - 1));
     }
 
+    // Writes the sums over this part of k for small_m_join.cu. `col`: the warpgroup's first.
+    __device__ __forceinline__ void leave(u32 of_k, u32 col, const float (&sum)[SUMS]) const {
+        float* const to = p.parts + (u64)of_k * p.m * p.n;
+#pragma unroll
+        for (u32 j = 0; j < 2; j++)
+#pragma unroll
+            for (u32 t = 0; t < SUMS / 4; t++)
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    const u32 token = t * 8 + threadIdx.x % 4 * 2 + i, at = col + 32 * j + lane_row;
+                    if (token < p.m && at < p.n) to[(u64)token * p.n + at] = sum[4 * t + 2 * j + i];
+                }
+    }
+
     // The stage before this step's is read by this warp no more; when by none, it is filled anew, two steps later, so that no warp is waited for that is less than a step behind.
     __device__ __forceinline__ void refill(u32 step, u32 a_slot) const {
         if (threadIdx.x % 32 == 0 && step > first) barrier_arrive(free(a_slot == 0 ? C::RING_A - 1 : a_slot - 1));
@@ -216,7 +231,8 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
     constexpr u32 TOKENS = C::TOKENS;
     extern __shared__ __align__(1024) uint4 wgmma_shared[];
     const u32 base = shared_address(wgmma_shared), thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const u32 rank = cluster_rank(), ranks = cluster_size();
+    const bool leaves = !C::OF_GROUPS && p.parts;
+    const u32 ranks = leaves ? p.split : cluster_size(), rank = leaves ? blockIdx.x % ranks : cluster_rank();
     const u32 steps = (p.k + 127) / 128, half = warp / 4, lead = part.row % 8;
     SmallMWgmma<C> m = {p,
                         base,
@@ -275,6 +291,7 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
             if (m.first + i < m.end) m.fill(m.first + i, (m.before + i) % C::RING_A);
     float sum[TOKENS / 2];
     m.sums(sum);
+    if (leaves) return m.leave(rank, part.col + 64 * half, sum);
 
     // Both rings are read no more, in no block of the cluster.
     if (ranks > 1) cluster_sync();
@@ -333,6 +350,6 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
 #define SMALL_M_WGMMA_KERNEL(scales, WEIGHTS, number, Number, tokens, RING, BLOCKS)                                              \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                                    \
         gemm_small_m_##scales##_##number##_##tokens##_wgmma(SmallMWeightsProblem p, const uint4* arranged) {                     \
-        const SmallMPlace part = {p.m, 0, 0, blockIdx.x / cluster_size() * 128, 0, false};                                       \
+        const SmallMPlace part = {p.m, 0, 0, blockIdx.x / (p.parts ? p.split : cluster_size()) * 128, 0, false};                 \
         small_m_wgmma<SmallMWgmmaConfig<Number, Weights::WEIGHTS, tokens, RING, 4>>(p, part, arranged);                          \
     }

@@ -23,6 +23,7 @@ struct F16;
     WGMMA_16BIT(F16, "f16", __VA_ARGS__)
 
 // columns, accumulators, numbers of the operands a, b and `add`.
+WGMMA_16BIT_EACH(16, 8, 8, 9, 10, 11, 12, 13)
 WGMMA_16BIT_EACH(32, 16, 16, 17, 18, 19, 20, 21)
 WGMMA_16BIT_EACH(48, 24, 24, 25, 26, 27, 28, 29)
 WGMMA_16BIT_EACH(64, 32, 32, 33, 34, 35, 36, 37)

@@ -46,10 +46,10 @@ fn numbers(handle: &Handle, of: &Experts, [m, n]: [usize; 2], invariant: bool) -
 fn codes_are_those_of_the_reference_quantizer() {
     let Some(handle) = hopper() else { return };
     let (mut rng, recipes) = (Noise::new(321), recipes());
-    let mut ways = [0; 2];
+    let (mut ways, mut met) = ([0; 2], [false; 2]);
     for (i, pair) in PAIRS.into_iter().enumerate() {
-        // The last is more tiles than run at once.
-        let wide = if [0, 12].contains(&i) { vec![(3, 28672, 160)] } else { Vec::new() };
+        // The first is more tiles than run at once, and parts of the sums of the last meet in memory.
+        let wide = if [0, 12].contains(&i) { vec![(3, 28672, 160), (33, 1984, 7200)] } else { Vec::new() };
         let shapes = [(1, 128, 2080), (9, 384, 384), (33, 256, 1056), (64, 128, 640)];
         for (j, (m, n, k)) in shapes.into_iter().chain(wide).enumerate() {
             let mut of = Experts::new(&handle, &mut rng, m, [1, 2 * n, k], pair);
@@ -64,10 +64,18 @@ fn codes_are_those_of_the_reference_quantizer() {
                 let passes = text.contains("a pass over both products");
                 assert!(!(passes && invariant), "{text}");
                 ways[usize::from(passes)] += 1;
-                // Of warpgroup products A in their order, too.
+                // Of warpgroup products A in their order, too, and parts of sums that meet in memory.
                 let width = [32, 48, 64].into_iter().find(|width| m <= *width).unwrap();
-                let arranged =
-                    if text.contains("by warpgroup products") { width * k.next_multiple_of(128) * 2 } else { 0 };
+                let in_memory = text.contains("one that adds parts of sums");
+                met[usize::from(in_memory)] |= passes;
+                let split =
+                    [1, 2, 4, 8].into_iter().find(|split| text.contains(&format!("k split by {split}"))).unwrap();
+                let parts = if in_memory { split * m * 2 * n * 4 } else { 0 };
+                let arranged = if text.contains("by warpgroup products") {
+                    (width * k.next_multiple_of(128) * 2 + parts).next_multiple_of(128)
+                } else {
+                    0
+                };
                 let words = match passes {
                     true => format!("a pass over both products; {} bytes of scratch memory", m * 2 * n * 4 + arranged),
                     false => format!(", and the quantizer behind it; {} bytes of scratch memory", m * n * 4),
@@ -81,7 +89,7 @@ fn codes_are_those_of_the_reference_quantizer() {
             }
         }
     }
-    assert!(ways.iter().all(|count| *count > 0), "{ways:?}");
+    assert!(ways.iter().all(|count| *count > 0) && met == [true; 2], "{ways:?}, {met:?}");
     // No rows, no codes.
     let of = Experts::new(&handle, &mut rng, 1, [1, 256, 64], PAIRS[0]);
     let mut none = QuantMatrix::zeros(&handle, CODES, 0, 128).unwrap();

@@ -18,7 +18,7 @@ use crate::gpu::grouped::fit::{
 use crate::gpu::grouped::{GroupedA, GroupedRows, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, Sm90Scales, SmallMConfig,
+    KernelFamily, Meeting, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Operand, Sm90Scales, SmallMConfig,
     SmallMWeights,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
@@ -413,10 +413,14 @@ impl<'a> FusedGemmArgs<'a> {
                         let (launches, of_results) = few(config.to_string());
                         (launches, of_products + of_results)
                     }
-                    few::Gated::ThenPass(_, arranged) => (
-                        format!("{} launches: small-m, {gated}", if arranged > 0 { "three" } else { "two" }),
-                        of_products,
-                    ),
+                    few::Gated::ThenPass(_, meeting, _) => {
+                        let launches = match meeting {
+                            None => "two",
+                            Some(Meeting::Cluster) => "three",
+                            Some(Meeting::Memory) => "four",
+                        };
+                        (format!("{launches} launches: small-m, {gated}"), of_products)
+                    }
                 };
                 (launches, "A is plain: weights are decoded")
             }

@@ -2,7 +2,7 @@
 //! [`is_first_of_e4m3`]: where they are tried before all other ways. Pure.
 
 use crate::format::CodeOrder;
-use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMOperands, SmallMScales, most_rows};
+use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMOperands, SmallMScales, clusters_at_once, most_rows};
 
 /// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next; `None` for blocks of decoded weights.
 fn step(block: SmallMBlock) -> Option<f64> {
@@ -17,13 +17,6 @@ fn step(block: SmallMBlock) -> Option<f64> {
         | SmallMBlock::Tile
         | SmallMBlock::TileE4m3 => None,
     }
-}
-
-/// Clusters of `split` blocks that run at once, where a multiprocessor holds so many blocks: those of four and eight do not fill every part of the GPU (observed on an H200: 15 of 16 of what its
-/// multiprocessors would hold).
-pub(crate) fn clusters_at_once(residents: usize, split: usize, sm_count: usize) -> usize {
-    let all = sm_count * residents / split;
-    if split < 4 { all.max(1) } else { (all * 15 / 16).max(1) }
 }
 
 /// Nanoseconds of a product, beside what all configurations take: whole waves of blocks that each walk their part of k, against the memory's rate; of the

@@ -15,8 +15,8 @@ use crate::gpu::gemm::sum::{Sum, Target, ValueSource};
 use crate::gpu::gemm::wgmma_rules::{order_on, waves};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    Each, KernelFamily, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,
-    SmallMWeightsCall, arranged_bytes,
+    Each, KernelFamily, Meeting, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales,
+    SmallMWeights, SmallMWeightsCall, Wgmma,
 };
 
 /// What of a GPU decides how few rows are multiplied.
@@ -36,9 +36,17 @@ impl SmallMGpu {
         Self { sm_count: device.sm_count as usize, clusters: gpu >= HOPPER, wgmma: gpu == HOPPER }
     }
 
-    /// Scratch memory of a product for A in the order of warpgroup products; 0: it is none of those here.
-    pub(crate) fn arranged_bytes(self, operands: SmallMOperands, mnk: [usize; 3]) -> usize {
-        if self.wgmma { arranged_bytes(operands, mnk) } else { 0 }
+    /// The first pass of a product in this configuration by warpgroup products; `None`: it is none of those here.
+    pub(crate) fn wgmma(self, config: SmallMConfig, [m, n, k]: [usize; 3]) -> Option<Wgmma> {
+        Wgmma::of(config, [m.min(64), n, k], self.sm_count).filter(|_| self.wgmma)
+    }
+
+    /// Scratch memory of a product for A in the order of warpgroup products, and for sums over parts of k; 0: it needs none.
+    pub(crate) fn scratch_bytes(self, config: SmallMConfig, mnk: [usize; 3]) -> usize {
+        match self.wgmma {
+            true => Wgmma::scratch_of(config, mnk, self.sm_count),
+            false => config.parts_bytes(self.clusters, [mnk[0], mnk[1]]),
+        }
     }
 }
 
@@ -94,13 +102,7 @@ impl SmallMProduct {
 
     /// Scratch memory for sums over parts of k, or for A in the order of warpgroup products, for any of its configurations.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        let [m, n, _] = self.mnk;
-        let parts = self.configs.iter().map(|config| config.parts_bytes(self.gpu.clusters, [m, n])).max().unwrap_or(0);
-        parts.max(self.arranged_bytes())
-    }
-
-    fn arranged_bytes(&self) -> usize {
-        self.gpu.arranged_bytes(self.config().block().operands(), self.mnk)
+        self.configs.iter().map(|config| self.gpu.scratch_bytes(*config, self.mnk)).max().unwrap_or(0)
     }
 
     /// The configuration in use.
@@ -121,10 +123,14 @@ impl SmallMProduct {
     /// What `explain` says of it beside its configuration.
     pub(crate) fn words(&self) -> String {
         let passes = if self.passes() > 1 { format!(", {} passes over B", self.passes()) } else { String::new() };
-        if self.arranged_bytes() > 0 && self.config().block().takes_passes() {
-            format!("{passes}, by warpgroup products, behind a kernel that arranges A")
-        } else {
-            passes
+        match self.gpu.wgmma(self.config(), self.mnk).map(|pass| pass.meeting()) {
+            Some(Meeting::Cluster) => format!("{passes}, by warpgroup products, behind a kernel that arranges A"),
+            Some(Meeting::Memory) => {
+                format!(
+                    "{passes}, by warpgroup products, between a kernel that arranges A and one that adds parts of sums"
+                )
+            }
+            None => passes,
         }
     }
 
@@ -296,9 +302,7 @@ mod tests {
                             (one.config(), m.div_ceil(64)),
                             "{b}, m = {m}"
                         );
-                        let arranged = if gpu.wgmma { arranged_bytes(block.operands(), [m, n, k]) } else { 0 };
-                        let parts = one.config().parts_bytes(gpu.clusters, [m.min(64), n]);
-                        assert_eq!(product.scratch_bytes(), parts + arranged);
+                        assert_eq!(product.scratch_bytes(), gpu.scratch_bytes(one.config(), [m, n, k]));
                         let all = SmallMConfig::all(block.operands());
                         let served: Vec<_> = all.filter(|config| SmallMProduct::serves(&desc, gpu, *config)).collect();
                         assert_eq!(served, [one.config()], "{b}, m = {m}");
@@ -330,7 +334,9 @@ mod tests {
                     64 => 64,
                     _ => 0,
                 };
-                assert_eq!(ask(m, b, H200).scratch_bytes(), width * 7168 * 2, "{b}, m = {m}");
+                // Of warpgroup products sums of the largest split are left in memory, too.
+                let parts = if m > 16 { 8 * m * 4096 * 4 } else { 0 };
+                assert_eq!(ask(m, b, H200).scratch_bytes(), width * 7168 * 2 + parts, "{b}, m = {m}");
                 let product = ask(m, b, older);
                 assert!(product.configs.iter().all(|config| !config.needs_clusters()));
                 assert_eq!(product.scratch_bytes(), 8 * m * 4096 * 4, "the largest split is 8");

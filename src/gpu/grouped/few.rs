@@ -15,8 +15,8 @@ use crate::gpu::gemm::small_m_step::SmallMGpu;
 use crate::gpu::gemm::wgmma_rules::order_on;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    BlockCodes, E2M1_K_MULTIPLE, Each, Input, KernelFamily, Kernels, OuterScales, Output, Sm90Groups, SmallMConfig,
-    SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
+    BlockCodes, E2M1_K_MULTIPLE, Each, Input, KernelFamily, Kernels, Meeting, OuterScales, Output, Sm90Groups,
+    SmallMConfig, SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
@@ -77,20 +77,23 @@ pub(crate) fn tiles(weights: SmallMWeights, [m, k]: [usize; 2]) -> Result<SmallM
 pub(crate) enum Gated {
     /// In one launch of tiles.
     Tiles(SmallMGroupsConfig),
-    /// Both products in this configuration, stored in FP32, and a pass over them. Without groups. The product has so much scratch memory for A in the order of warpgroup products.
-    ThenPass(SmallMConfig, usize),
+    /// Both products in this configuration, stored in FP32, and a pass over them. Without groups. By warpgroup products, if parts of their sums meet somewhere, which have so much scratch memory.
+    ThenPass(SmallMConfig, Option<Meeting>, usize),
 }
 
 impl std::fmt::Display for Gated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tiles(config) => write!(f, "{config}"),
-            Self::ThenPass(config, 0) => write!(f, "{config}, and a pass over both products"),
-            Self::ThenPass(config, _) => {
-                write!(
-                    f,
-                    "{config}, by warpgroup products behind a kernel that arranges A, and a pass over both products"
-                )
+            Self::ThenPass(config, meeting, _) => {
+                let how = match meeting {
+                    None => "",
+                    Some(Meeting::Cluster) => ", by warpgroup products behind a kernel that arranges A",
+                    Some(Meeting::Memory) => {
+                        ", by warpgroup products between a kernel that arranges A and one that adds parts of sums"
+                    }
+                };
+                write!(f, "{config}{how}, and a pass over both products")
             }
         }
     }
@@ -101,12 +104,15 @@ impl std::fmt::Display for Gated {
 /// 2026-11, the record of experts, m = 1: `nvfp4-row` 57344 x 8192 88 us for the product, 89.4 with the pass, 106 in one kernel; FP8 70.5 of 36864 x 7168 for the product, 74.4 in one kernel; 11.0 and 12.0 of
 /// 4096 x 7168). And so it is where the product is one of warpgroup products, of which there are none with two matrices without groups.
 pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu) -> Result<Gated> {
-    let (config, operands) = (tiles(weights, [mnk[0], mnk[2]])?, weights.operands());
-    let arranged = gpu.arranged_bytes(operands, mnk);
-    let then_pass =
-        |own: SmallMConfig| arranged > 0 || own.block() != config.tile().block() || !at_once(own, mnk, gpu.sm_count);
-    Ok(match order_on(operands, weights.code_order(), mnk, gpu).first() {
-        Some(own) if then_pass(*own) => Gated::ThenPass(*own, arranged),
+    let config = tiles(weights, [mnk[0], mnk[2]])?;
+    let then_pass = |own: SmallMConfig| {
+        gpu.wgmma(own, mnk).is_some() || own.block() != config.tile().block() || !at_once(own, mnk, gpu.sm_count)
+    };
+    Ok(match order_on(weights.operands(), weights.code_order(), mnk, gpu).first() {
+        Some(own) if then_pass(*own) => {
+            let meeting = gpu.wgmma(*own, mnk).map(|pass| pass.meeting());
+            Gated::ThenPass(*own, meeting, gpu.scratch_bytes(*own, mnk))
+        }
         Some(tile) => Gated::Tiles(config.with_tile(*tile)),
         None => Gated::Tiles(config),
     })
@@ -156,7 +162,7 @@ pub(super) struct Needs {
     family: KernelFamily,
     /// The scheme of an A that is dequantized.
     a: Option<Scheme>,
-    /// Bytes of what a product has beside its operands (A arranged, both products of a pass), of the numbers of A, and of results that are cast.
+    /// Bytes of what a product has beside its operands (A arranged, parts of sums, both products of a pass), of the numbers of A, and of results that are cast.
     bytes: [usize; 3],
 }
 
@@ -355,11 +361,11 @@ pub(crate) enum FewWay {
 }
 
 impl FewWay {
-    /// Bytes of A as it is arranged for the product, of m x k.
+    /// Bytes of A of m x k as it is arranged for the product, and of parts of its sums.
     fn arranged_bytes(self, mk: [usize; 2]) -> usize {
         match self {
             Self::Plain(config) | Self::Gated(Gated::Tiles(config)) => config.arranged_bytes(mk),
-            Self::Gated(Gated::ThenPass(_, arranged)) => arranged,
+            Self::Gated(Gated::ThenPass(.., arranged)) => arranged,
         }
     }
 
@@ -483,7 +489,7 @@ impl FewRows<'_, '_> {
         let (config, gated) = match way {
             FewWay::Plain(config) => (config, false),
             FewWay::Gated(Gated::Tiles(config)) => (config, true),
-            FewWay::Gated(Gated::ThenPass(config, _)) => {
+            FewWay::Gated(Gated::ThenPass(config, ..)) => {
                 let both = scratch.slice(arranged.bytes, of_products - arranged.bytes);
                 let end = end(&both, 2 * n, DType::F32, Activation::None);
                 kernels.small_m_weights_product(queue, &product(config, 2 * n, end))?;
@@ -531,7 +537,7 @@ mod tests {
         let way = |weights, m, n| on(false, weights, m, n);
         let block = |gated| match gated {
             Gated::Tiles(_) => None,
-            Gated::ThenPass(config, _) => Some(config.block()),
+            Gated::ThenPass(config, ..) => Some(config.block()),
         };
         let passes = |weights, m, n| block(way(weights, m, n));
         use SmallMWeights::{Fp8Tiles, Nvfp4};
@@ -548,7 +554,9 @@ mod tests {
         assert_eq!([17, 33].map(|m| block(wide(Fp8Tiles, m, 512))), [None, Some(SmallMBlock::TileE4m3)]);
         assert!(wide(Nvfp4, 16, 2048) == way(Nvfp4, 16, 2048) && wide(Fp8Tiles, 1, 2048) == way(Fp8Tiles, 1, 2048));
         let both = 33 * 2 * 2048 * 4;
-        assert_eq!(FewWay::Gated(wide(Nvfp4, 33, 2048)).scratch_bytes([33, 2048, 7168]), both + 48 * 7168 * 2);
-        assert!(wide(Nvfp4, 33, 2048).to_string().contains("by warpgroup products"));
+        // A arranged, and eight parts of both products behind it.
+        assert_eq!(FewWay::Gated(wide(Nvfp4, 33, 2048)).scratch_bytes([33, 2048, 7168]), 48 * 7168 * 2 + 9 * both);
+        assert!(wide(Nvfp4, 33, 2048).to_string().contains("by warpgroup products between"));
+        assert!(wide(Nvfp4, 33, 18432).to_string().contains("by warpgroup products behind"));
     }
 }

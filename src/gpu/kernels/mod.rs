@@ -46,6 +46,7 @@ mod small_m_gated;
 mod small_m_groups;
 mod small_m_groups_wgmma;
 mod small_m_join;
+mod small_m_split;
 mod small_m_weights;
 mod small_m_wgmma;
 mod tensor_map;
@@ -75,8 +76,9 @@ pub(crate) use small_m_config::most_rows;
 pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
 pub(crate) use small_m_groups::{SmallMGroupsCall, SmallMGroupsConfig};
+pub(crate) use small_m_split::{Meeting, clusters_at_once};
 pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, Each, OuterScales, SmallMWeightsCall, most_k_power};
-pub(crate) use small_m_wgmma::{arranged_bytes, residents as wgmma_residents, takes as wgmma_takes};
+pub(crate) use small_m_wgmma::{Wgmma, takes as wgmma_takes};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;

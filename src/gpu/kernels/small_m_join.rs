@@ -1,10 +1,26 @@
-//! What a product of few rows needs where blocks cannot meet in a cluster: parts of sums lie in memory, and `kernels/gemm/small_m_join.cu` adds them.
+//! What a product of few rows needs where its blocks do not meet in a cluster: parts of sums lie in memory, and `kernels/gemm/small_m_join.cu` adds them.
 
+use super::Kernels;
+use super::launch::{Blocks, THREADS, enqueue};
 use super::operand::{check_aligned, check_bytes};
 use super::small_m_codes::SmallMWeights;
-use super::small_m_weights::SmallMWeightsCall;
+use super::small_m_weights::{SmallMWeightsCall, SmallMWeightsProblem};
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::gpu::device::stream::Queue;
+
+impl Kernels {
+    /// Enqueues the sum of parts that the kernel before left in memory, and the end of the product.
+    pub(super) fn join_parts(
+        &self,
+        stream: &Queue,
+        call: &SmallMWeightsCall<'_>,
+        problem: SmallMWeightsProblem,
+    ) -> Result<()> {
+        let grid = Blocks::new((call.n.div_ceil(THREADS as usize), call.m), THREADS);
+        enqueue!(stream, self.small_m_weights(stream)?.join, grid, problem, call.unit())
+    }
+}
 
 impl SmallMWeightsCall<'_> {
     /// Of a GPU with clusters or without: the configuration, and memory for its parts of sums.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::Kernels;
-use super::launch::{Blocks, Kernel, THREADS, enqueue};
+use super::launch::{Blocks, Kernel, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
 use super::small_m::InChain;
@@ -46,7 +46,7 @@ fn shared(block: SmallMBlock, tokens: usize, weights: SmallMWeights) -> u32 {
 pub(super) struct SmallMWeightsKernels {
     all: Vec<SmallMWeightsKernel>,
     /// Adds parts of sums that lie in memory.
-    join: Kernel,
+    pub(super) join: Kernel,
 }
 
 struct SmallMWeightsKernel {
@@ -118,8 +118,8 @@ pub(crate) struct SmallMWeightsCall<'a> {
     pub(crate) scales: Option<&'a Span<'a>>,
     /// Of A and B.
     pub(crate) outer: [Option<OuterScales<'a>>; 2],
-    /// Where parts of sums are left on GPUs without clusters, as many bytes as [`SmallMConfig::parts_bytes`] says; on sm_90 where A is arranged, as many as
-    /// [`arranged_bytes`](super::arranged_bytes) says. `None`: parts meet in clusters, and A is read as it is.
+    /// Where parts of sums are left on GPUs without clusters, as many bytes as [`SmallMConfig::parts_bytes`] says; on sm_90 where A is arranged, with parts behind it, as many as
+    /// [`Wgmma::scratch_of`](super::Wgmma::scratch_of) says. `None`: parts meet in clusters, and A is read as it is.
     pub(crate) scratch: Option<&'a Span<'a>>,
     pub(crate) end: SmallMEnd<'a>,
 }
@@ -338,7 +338,7 @@ impl Kernels {
         };
         let (block, split, serves) = (place.config.block(), place.config.split(), (call.weights, call.a_type));
         let kernels = self.small_m_weights(stream)?;
-        if self.small_m_wgmma_pass(stream, call, (place.config, call.problem(&place, None)?))? {
+        if self.small_m_wgmma_pass(stream, call, &place)? {
             return self.enqueued(stream, &place, &call.end);
         }
         let tokens = block.tokens(call.m);
@@ -353,8 +353,7 @@ impl Kernels {
         let problem = call.problem(&place, parts)?;
         enqueue!(stream, kernel, grid, problem)?;
         if !clusters && split > 1 {
-            let grid = Blocks::new(((call.m * call.n).div_ceil(THREADS as usize), 1), THREADS);
-            enqueue!(stream, kernels.join, grid, problem, call.unit())?;
+            self.join_parts(stream, call, problem)?;
         }
         self.enqueued(stream, &place, &call.end)
     }

@@ -1,16 +1,17 @@
-//! Launches of `kernels/gemm/small_m_wgmma.cu`: tiles of 17 to 64 rows of BF16 or F16 numbers with weights that are decoded, by the warpgroup products of Hopper. They have the bits of
+//! Launches of `kernels/gemm/small_m_wgmma.cu`: tiles of 9 to 64 rows of BF16 or F16 numbers with weights that are decoded, by the warpgroup products of Hopper. They have the bits of
 //! the tiles that every GPU has, `kernels/gemm/small_m_tile.cuh`, of as many parts of k, and take their place where [`takes`] says so.
 
 use super::Kernels;
 use super::launch::{Blocks, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::operand::{check_aligned, check_bytes};
+use super::small_m::InChain;
 use super::small_m_codes::SmallMWeights;
-use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
-use super::small_m_weights::{SmallMWeightsCall, SmallMWeightsProblem, no_such_kernel};
+use super::small_m_config::{SmallMConfig, SmallMOperands};
+use super::small_m_split::{Meeting, meeting};
+use super::small_m_weights::{SmallMWeightsCall, no_such_kernel};
 use crate::error::Result;
 use crate::format::DType;
-use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
 /// A width: columns of the tensor core's product, which hold the rows of A; steps of codes on their way; blocks on a multiprocessor.
@@ -25,9 +26,11 @@ const fn width(tokens: usize, steps: usize, residents: usize) -> Width {
 }
 
 /// Mirror of the tables in `kernels/gemm/small_m_wgmma.cu`.
-const E2M1: [Width; 3] = [width(32, 2, 3), width(48, 2, 2), width(64, 2, 2)];
+const E2M1: [Width; 4] = [width(16, 2, 3), width(32, 2, 3), width(48, 2, 2), width(64, 2, 2)];
 const E4M3: [Width; 3] = [width(32, 3, 2), width(48, 2, 2), width(64, 2, 2)];
 
+/// The copy engine's lines, in bytes.
+const LINE: usize = 128;
 /// Stages of A.
 const STAGES: usize = 4;
 const WARPS: usize = 8;
@@ -53,42 +56,60 @@ pub(super) fn shared(operands: SmallMOperands, tokens: usize, steps: usize) -> u
 }
 
 /// Whether tiles of this product are these on sm_90: of more than 16 rows, but for up to 32 of narrow E4M3 weights, where the kernel that arranges A costs more than it saves (H100, 2026-11, the record of wgmma: `fp8-128x128`,
-/// 32 x 576 x 7168 10.0 us for 9.1; 32 x 2112 x 7168 14.5 for 14.6; `nvfp4` 9.0 for 10.1 and 12.6 for 15.5).
-pub(crate) fn takes(operands: SmallMOperands, [m, n, _]: [usize; 3]) -> bool {
+/// 32 x 576 x 7168 10.0 us for 9.1; 32 x 2112 x 7168 14.5 for 14.6; `nvfp4` 9.0 for 10.1 and 12.6 for 15.5). Of 9 to 16 rows of many E2M1 weights too: blocks of few rows take as long for 16 rows as their decoding (H200, 2026-11, the record of joins:
+/// `nvfp4` 57344 x 8192 96 us for 127, 4096 x 7168 12.4 for 12.4).
+pub(crate) fn takes(operands: SmallMOperands, [m, n, k]: [usize; 3]) -> bool {
     match (operands, m) {
+        (SmallMOperands::E2m1Weights, 9..=16) => n * k >= 64 << 20,
         (SmallMOperands::Fp8, _) | (_, 0..=16 | 65..) => false,
         (SmallMOperands::E4m3Weights, 17..=32) => n >= 2048,
         _ => true,
     }
 }
 
-/// Blocks of it on a multiprocessor, of m rows.
-pub(crate) fn residents(operands: SmallMOperands, m: usize) -> usize {
-    of_rows(operands, m).map_or(1, |width| width.residents)
-}
-
-/// Bytes in which A is arranged for a product of m rows, in passes of at most 64, whichever of its configurations is used; 0: none is of these tiles.
-pub(crate) fn arranged_bytes(operands: SmallMOperands, [m, n, k]: [usize; 3]) -> usize {
-    let passes = [m.min(64), m % 64];
-    let of_pass = |rows| if takes(operands, [rows, n, k]) { of_rows(operands, rows) } else { None };
-    passes.into_iter().filter_map(of_pass).map(|width| width.tokens * k.next_multiple_of(128) * 2).max().unwrap_or(0)
-}
-
-/// How a product by these tiles is launched.
-struct Launch<'a> {
+/// A pass by these tiles.
+#[derive(Clone, Copy)]
+pub(crate) struct Wgmma {
     width: &'static Width,
-    arranged: &'a Span<'a>,
+    meeting: Meeting,
+    cost: usize,
+    arranged: usize,
+    parts: usize,
 }
 
-impl<'a> SmallMWeightsCall<'a> {
-    /// Whether it is one of these, in this configuration, on a GPU that has them.
-    fn by_wgmma(&self, config: SmallMConfig) -> Option<Launch<'a>> {
-        let (operands, tile) =
-            (self.weights.operands(), matches!(config.block(), SmallMBlock::Tile | SmallMBlock::TileE4m3));
-        let (width, arranged) = (of_rows(operands, self.m)?, self.scratch?);
-        (tile && takes(operands, [self.m, self.n, self.k])).then_some(Launch { width, arranged })
+impl Wgmma {
+    /// That of at most 64 rows in this configuration, on a GPU of so many multiprocessors that has them; `None`: other kernels multiply it.
+    pub(crate) fn of(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> Option<Self> {
+        let operands = config.block().operands();
+        let width = of_rows(operands, m).filter(|_| config.block().takes_passes() && takes(operands, [m, n, k]))?;
+        let (meeting, cost) = meeting(config, [n, k], width.residents, sm_count);
+        let parts = if meeting == Meeting::Memory { config.split() as usize * m * n * 4 } else { 0 };
+        Some(Self { width, meeting, cost, arranged: width.tokens * k.next_multiple_of(128) * 2, parts })
     }
 
+    /// Scratch memory of a product of any m, in passes of at most 64 rows: A arranged, and behind it the parts of sums that meet there, in whole lines. 0: none is of these tiles.
+    pub(crate) fn scratch_of(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> usize {
+        let passes = [m.min(64), m % 64].into_iter().filter_map(|rows| Self::of(config, [rows, n, k], sm_count));
+        passes.map(|pass| (pass.arranged + pass.parts).next_multiple_of(LINE)).max().unwrap_or(0)
+    }
+
+    /// Blocks of it on a multiprocessor.
+    pub(crate) fn residents(&self) -> usize {
+        self.width.residents
+    }
+
+    /// Where the parts of its sums meet.
+    pub(crate) fn meeting(&self) -> Meeting {
+        self.meeting
+    }
+
+    /// What it costs, in half steps of 128 of k.
+    pub(crate) fn cost(&self) -> usize {
+        self.cost
+    }
+}
+
+impl SmallMWeightsCall<'_> {
     /// How eight numbers of A become four pairs, as those of codes come: mirror of `small_m_arrange`.
     pub(super) fn pairs(&self) -> u32 {
         match self.weights {
@@ -126,29 +147,34 @@ impl SmallMWgmmaKernels {
 }
 
 impl Kernels {
-    /// Enqueues a pass, if it is one by these tiles: A arranged, and the product. `false`: it is not, and nothing is enqueued.
+    /// Enqueues a pass, if it is one by these tiles: A arranged, the product, and where its parts meet in memory their sum. `false`: it is not, and nothing is enqueued.
     pub(super) fn small_m_wgmma_pass(
         &self,
         stream: &Queue,
         call: &SmallMWeightsCall<'_>,
-        (config, problem): (SmallMConfig, SmallMWeightsProblem),
+        place: &InChain,
     ) -> Result<bool> {
-        let Some(Launch { width, arranged }) = call.by_wgmma(config).filter(|_| self.on_hopper()) else {
-            return Ok(false);
-        };
-        let (operands, serves) = (call.weights.operands(), (call.weights, call.a_type));
-        let steps = call.k.div_ceil(128);
-        check_bytes("A, arranged", arranged, width.tokens * steps * 256)?;
-        // The copy engine's lines.
-        check_aligned("A, arranged", arranged, 128)?;
+        let config = place.config;
+        let pass = Wgmma::of(config, [call.m, call.n, call.k], self.sm_count).filter(|_| self.on_hopper());
+        let (Some(pass), Some(scratch)) = (pass, call.scratch) else { return Ok(false) };
+        let (width, operands, serves) = (pass.width, call.weights.operands(), (call.weights, call.a_type));
+        check_bytes("A, arranged, and parts of sums", scratch, pass.arranged + pass.parts)?;
+        check_aligned("A, arranged", scratch, LINE as u64)?;
+        let (arranged, parts) = (scratch.slice(0, pass.arranged), scratch.slice(pass.arranged, pass.parts));
+        let in_memory = pass.meeting == Meeting::Memory;
+        let problem = call.problem(place, Some(&parts).filter(|_| in_memory))?;
         let kernels = &self.small_m(stream)?.2;
         let found = kernels.all.iter().find(|(tokens, of, _)| (*tokens, *of) == (width.tokens, serves));
         let kernel = found.ok_or_else(|| no_such_kernel(config.block(), serves))?.2;
-        let grid = Blocks::new(((width.tokens * 4 * steps).div_ceil(THREADS as usize), 1), THREADS);
+        let grid = Blocks::new(((width.tokens * 4 * call.k.div_ceil(128)).div_ceil(THREADS as usize), 1), THREADS);
         enqueue!(stream, kernels.arrange, grid, problem, arranged.address, width.tokens as u32, call.pairs())?;
         let grid = Blocks::new((config.block().tiles(call.n) * config.split() as usize, 1), BLOCK);
-        let grid = grid.clusters(config.split()).shared(shared(operands, width.tokens, width.steps));
+        let grid = grid.clusters(if in_memory { 1 } else { config.split() });
+        let grid = grid.shared(shared(operands, width.tokens, width.steps));
         enqueue!(stream, kernel, grid, problem, arranged.address)?;
+        if in_memory {
+            self.join_parts(stream, call, problem)?;
+        }
         Ok(true)
     }
 }
@@ -156,6 +182,7 @@ impl Kernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::kernels::small_m_config::SmallMBlock;
 
     const SOURCE: &str = include_str!("../../../kernels/gemm/small_m_wgmma.cu");
     const HEADER: &str = include_str!("../../../kernels/gemm/small_m_wgmma.cuh");
@@ -181,19 +208,38 @@ mod tests {
         assert_eq!(name(48, (SmallMWeights::Fp8Tiles, DType::F16)), "gemm_small_m_fp8_128x128_f16_48_wgmma");
     }
 
+    fn of(block: SmallMBlock, split: u32, mnk: [usize; 3]) -> Option<Wgmma> {
+        Wgmma::of(SmallMConfig::new(block, split).unwrap(), mnk, 132)
+    }
+
     #[test]
-    fn a_is_arranged_for_the_widest_pass() {
-        use SmallMOperands::{E2m1Weights, E4m3Weights, Fp8};
-        let bytes = |operands, mnk| arranged_bytes(operands, mnk);
-        assert_eq!([1, 16].map(|m| bytes(E2m1Weights, [m, 4096, 7168])), [0, 0]);
-        assert_eq!(
-            [17, 32, 33, 64].map(|m| bytes(E2m1Weights, [m, 4096, 7168])),
-            [32, 32, 48, 64].map(|t| t * 7168 * 2)
-        );
-        assert_eq!([128, 130, 64 + 40].map(|m| bytes(E4m3Weights, [m, 4096, 7184])), [64 * 7296 * 2; 3], "whole steps");
-        assert_eq!(bytes(Fp8, [32, 4096, 7168]), 0);
-        assert_eq!([17, 32].map(|m| bytes(E4m3Weights, [m, 1024, 7168])), [0, 0], "few rows of narrow E4M3 weights");
+    fn scratch_memory_is_that_of_the_widest_pass() {
+        let bytes = |block, split, mnk| Wgmma::scratch_of(SmallMConfig::new(block, split).unwrap(), mnk, 132);
+        let (e2m1, e4m3) = (SmallMBlock::Tile, SmallMBlock::TileE4m3);
+        assert_eq!([1, 16].map(|m| bytes(e2m1, 2, [m, 4096, 7168])), [0, 0]);
+        assert_eq!([17, 32, 33, 64].map(|m| bytes(e2m1, 2, [m, 4096, 7168])), [32, 32, 48, 64].map(|t| t * 7168 * 2));
+        assert_eq!([8, 9, 16].map(|m| bytes(e2m1, 1, [m, 57344, 8192])), [0, 16, 16].map(|t| t * 8192 * 2));
+        // With the parts of rows that there are.
+        assert_eq!(bytes(e2m1, 4, [33, 4096, 7168]), 48 * 7168 * 2 + 4 * 33 * 4096 * 4);
+        assert_eq!([128, 130, 64 + 40].map(|m| bytes(e4m3, 2, [m, 4096, 7184])), [64 * 7296 * 2; 3], "whole steps");
+        assert_eq!(bytes(e4m3, 4, [130, 4096, 7168]), 64 * 7168 * 2 + 4 * 64 * 4096 * 4, "one pass at a time");
+        assert_eq!(bytes(SmallMBlock::One, 2, [32, 4096, 7168]), 0);
+        assert_eq!([17, 32].map(|m| bytes(e4m3, 2, [m, 1024, 7168])), [0, 0], "few rows of narrow E4M3 weights");
+    }
+
+    #[test]
+    fn tiles_of_more_rows_are_these() {
+        use SmallMOperands::{E2m1Weights, E4m3Weights};
         assert!(!takes(E2m1Weights, [65, 4096, 7168]) && takes(E2m1Weights, [64, 8, 32]));
-        assert_eq!([residents(E2m1Weights, 32), residents(E2m1Weights, 33), residents(E4m3Weights, 17)], [3, 2, 2]);
+        assert_eq!([8, 9, 16].map(|m| takes(E2m1Weights, [m, 8192, 8192])), [false, true, true]);
+        assert_eq!([9, 16].map(|m| takes(E2m1Weights, [m, 8192, 7168])), [false; 2], "fewer weights");
+        assert!(!takes(E4m3Weights, [16, 57344, 8192]));
+        assert!(of(SmallMBlock::Eight, 2, [16, 57344, 8192]).is_none(), "no tile");
+        let residents = |block, m| of(block, 1, [m, 57344, 8192]).unwrap().residents();
+        let (e2m1, e4m3) = (SmallMBlock::Tile, SmallMBlock::TileE4m3);
+        assert_eq!([16, 32, 33].map(|m| residents(e2m1, m)), [3, 3, 2]);
+        assert_eq!(residents(e4m3, 17), 2);
+        assert_eq!(of(e2m1, 4, [64, 4096, 7168]).unwrap().meeting(), Meeting::Memory);
+        assert_eq!(of(e2m1, 2, [64, 4096, 7168]).unwrap().meeting(), Meeting::Cluster);
     }
 }
