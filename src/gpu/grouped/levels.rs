@@ -94,8 +94,8 @@ impl Handle {
 
 impl Handle {
     /// `amax[g] = max |x[i, j]|` over the rows i of group g and all columns, NaN ignored, 0 for a group without rows: for each group the number of [`Handle::amax_into`] of its rows alone. Rows of no group count
-    /// nowhere. As [`GivenScale::Amax`] of [`Handle::quantize_nvfp4_groups_into`] it gives the rows of each group what [`Handle::quantize_into`] gives them alone as `nvfp4` (whose basis is plain, and whose codes are rounded to
-    /// nearest), their second level being found on the device.
+    /// nowhere. As [`GivenScale::Amax`] of [`Handle::quantize_nvfp4_groups_into`] it gives the rows of each group the codes and scales that [`Handle::quantize_into`] gives them alone as `nvfp4` by a recipe with the same options, the
+    /// second level being found on the device at each launch.
     ///
     /// X: BF16, F16 or F32, the rows of all groups by a multiple of 16 columns, at any stride. `amax`: as many FP32 numbers as groups, 4-byte aligned; what lies behind them is not written.
     ///
