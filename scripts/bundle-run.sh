@@ -206,7 +206,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     gpu_fused_gemm) tests=(each_kernel_once bad_input) ;;
                     gpu_sm90_e5m2) tests=(each_kernel_once groups_are) ;;
                     gpu_experts) tests=(slots_of_other_pairs gradients_of_experts other_handles_wait gradients_on) ;;
-                    gpu_experts_levels) tests=(rows_of_experts members_of levels_that no_tile) ;;
+                    gpu_experts_levels) tests=(rows_of_experts members_of levels_that no_tile amax_of_groups levels_are_found) ;;
                     gpu_experts_gradient) tests=(starts_give gradients_in_e5m2 many_groups every_pair refused) ;;
                     # The others take large matrices, or thousands of launches.
                     gpu_cast_shapes) tests=(every_code sixteen_neighbours) ;;
@@ -252,6 +252,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                         gpu_batch_invariant) tests=(what_stands) ;;
                         gpu_quantize_a) tests=(each_scheme_once) ;;
                         gpu_experts_rows) tests=(between_groups) ;;
+                        gpu_experts_levels) tests=(amax_of_groups) ;;
                         gpu_experts_gradient) tests=(starts_give gradients_in_e5m2) ;;
                         gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated) tests=(each_kernel_once) ;;
                         gpu_small_m_groups) tests=(each_kernel_once second_parts) ;;

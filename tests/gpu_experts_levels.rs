@@ -1,8 +1,10 @@
 //! Experts that were quantized each by itself, as published: a second level of NVFP4, or a scale of FP8, for each, in one launch of all groups and in products of slots.
-//! Rows of experts as NVFP4 by a given level of each, and zeros between groups of which none may share a tile of 128 rows.
+//! Rows of experts as NVFP4 by a given level of each, or by one that is found, and zeros between groups of which none may share a tile of 128 rows.
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "gpu_experts_levels/found.rs"]
+mod found;
 #[path = "gpu_experts_levels/rows.rs"]
 mod rows;
 #[path = "gpu_experts_levels/tensors.rs"]

@@ -359,6 +359,15 @@ fn experts(handle: &Handle, pool: Option<&Pool>) {
     });
     let zeros = |scheme, rows, cols| QuantMatrix::zeros(handle, scheme, rows, cols).unwrap();
     let (blocks, tiles, row) = (Scheme::Fp8Group1x128(e4m3), Scheme::Fp8Group128x128(e4m3), Scheme::Fp8Row(e4m3));
+    let mut amax = handle.alloc(groups * 4).unwrap();
+    let mut a = zeros(Scheme::Nvfp4Row, rows, k);
+    allocates_nothing(handle, pool, "levels of groups, found", || {
+        let x = MatRef::new(&x, dtype, rows, k).unwrap();
+        handle.group_amax_into(&x, groups, &places(slot), &mut amax.view_mut()).unwrap();
+        let found = GivenScale::Amax(amax.view());
+        let recipe = Recipe::new(Scheme::Nvfp4Row);
+        handle.quantize_nvfp4_groups_into(&x, recipe, &found, groups, &places(slot), &mut a).unwrap();
+    });
     let hopper = KernelFamily::Sm90.runs_on(handle.device().compute_capability);
     // In one launch, behind one that dequantizes, and one product a slot.
     for (a, b, usual) in [

@@ -320,6 +320,18 @@ fn rows_that_are_cleared_lie_apart_from_where_groups_lie() {
     });
 }
 
+#[test]
+fn an_amax_of_groups_lies_apart_from_rows_and_where_groups_lie() {
+    let Some(handle) = handle() else { return };
+    let (groups, rows, cols) = (3, 24, 32);
+    refusals(&handle, &["x", "counts of groups", "starts of groups", "amax of groups"], 1, |at| {
+        let (x, counts, starts) = (at(0, rows * cols * 2), at(1, groups * 8), at(2, groups * 8));
+        let places = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+        let mut amax = at(3, groups * 4);
+        handle.group_amax_into(&MatRef::new(&x, DType::Bf16, rows, cols)?, groups, &places, &mut amax.view_mut())
+    });
+}
+
 /// D, and the count of clamped groups, of products in one launch, with codes and with plain rows of A, and of slots that are products of their own.
 #[test]
 fn results_of_grouped_products_lie_apart_from_what_they_read() {

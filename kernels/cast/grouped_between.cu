@@ -1,4 +1,5 @@
-// Rows of experts: what lies between groups becomes zeros, before casts and products that read it, and a number of each group that of its rows.
+// Rows of experts: what lies between groups becomes zeros, before casts and products that read it, a number of each group that of its rows, and the largest
+// of its rows' numbers that of a group.
 #include "base/types.cuh"
 
 // Where groups of rows lie, as the grouped product reads it (gemm/sm90.cuh): group g has rows up to the next one's start at the most, and none where it
@@ -115,6 +116,42 @@ extern "C" __global__ void __launch_bounds__(256) spread_over_groups(
         const u32 group = group_of(p, rows, row);
         if (lane == 0) of_rows[row] = group == NO_GROUP ? of_none : of_groups[group];
     }
+}
+
+// Of each group the largest of its rows' amaxes, 0 without rows; those of no group count nowhere. A block for each group.
+extern "C" __global__ void __launch_bounds__(1024) amax_over_groups(
+    const float* of_rows,  /* [rows], none below 0, 16-byte aligned */
+    u32 rows,
+    GroupPlaces p,
+    float* of_groups)      /* [groups] */
+{
+    __shared__ float scratch[32];
+    begin();
+    const u32 g = blockIdx.x;
+    const i64 at = start_of(p, g);
+    // Behind a group that begins later it has no rows. In slots none does.
+    bool behind = false;
+    if (p.starts)
+        for (u32 before = threadIdx.x; before < g; before += blockDim.x) behind = behind || p.starts[before] > at;
+    const bool out = __syncthreads_or(behind);
+    const u32 count = out ? 0 : (u32)max(min(p.counts[g], room_of(p, rows, g, at)), (i64)0);
+    // A group with rows begins at a multiple of 4.
+    constexpr u32 UNROLL = 4;
+    const float* const own = of_rows + (count == 0 ? 0 : at);
+    const u32 fours = count / 4;
+    float amax = threadIdx.x < count % 4 ? own[4 * fours + threadIdx.x] : 0.0f;
+    for (u32 first = threadIdx.x; first < fours; first += UNROLL * blockDim.x) {
+        float4 v[UNROLL];
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; i++) {
+            const u32 place = first + i * blockDim.x;
+            v[i] = place < fours ? ((const float4*)own)[place] : float4{};
+        }
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; i++) amax = fmaxf(fmaxf(fmaxf(amax, v[i].x), fmaxf(v[i].y, v[i].z)), v[i].w);
+    }
+    amax = block_max(amax, scratch);
+    if (threadIdx.x == 0) of_groups[g] = amax;
 }
 
 // Those of a product. One warp.

@@ -34,13 +34,13 @@ pub fn padded(
     (handle.upload(&levels).unwrap(), both)
 }
 
-const ROWS: usize = 640;
+pub const ROWS: usize = 640;
 
 /// Starts, counts and the rows that are taken.
-type Case = (Vec<i64>, Vec<i64>, Vec<(usize, usize)>);
+pub type Case = (Vec<i64>, Vec<i64>, Vec<(usize, usize)>);
 
 /// Some that make sense, and some of every kind that does not.
-fn cases() -> Vec<Case> {
+pub fn cases() -> Vec<Case> {
     let sound = (vec![0, 128, 128, 384], vec![100, 0, 256, 255], vec![(0, 100), (128, 0), (128, 256), (384, 255)]);
     // Close together; up to the next alone; at an odd row.
     let close = (vec![4, 8, 72, 130], vec![4, 100, 1, 7], vec![(4, 4), (8, 64), (72, 1), (130, 0)]);
@@ -58,17 +58,17 @@ fn level(g: usize) -> f32 {
     [0.002, 3.0, 0.0, 1e-6, 0.04, 700.0][g % 6]
 }
 
-fn recipes() -> Vec<Recipe> {
+/// The plain rule, and two of 4over6.
+pub fn options() -> [Nvfp4Options; 3] {
     let choice = |metric, math| Nvfp4Options {
         block_scale: BlockScaleRule::FourOverSix { metric, math },
         ..Nvfp4Options::default()
     };
-    let options = [
-        Nvfp4Options::default(),
-        choice(ErrorMetric::Mae, ErrorMath::Fast),
-        choice(ErrorMetric::Mse, ErrorMath::Strict),
-    ];
-    options.map(|options| Nvfp4Recipe::rows(options).unwrap().into()).to_vec()
+    [Nvfp4Options::default(), choice(ErrorMetric::Mae, ErrorMath::Fast), choice(ErrorMetric::Mse, ErrorMath::Strict)]
+}
+
+fn recipes() -> Vec<Recipe> {
+    options().map(|options| Nvfp4Recipe::rows(options).unwrap().into()).to_vec()
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Numbers of groups at random, of which many make no sense: clearing, the counts of clamped groups and both kernels of grouped products take them as one
+//! Numbers of groups at random, of which many make no sense: clearing, the counts of clamped groups, the amax of each and both kernels of grouped products take them as one
 //! definition says.
 
 use ndarray::Array2;
@@ -119,6 +119,8 @@ impl Products {
 fn any_numbers_are_taken_alike() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(97);
+    let numbers: Vec<f32> = (0..ROWS * K).map(|i| if i % K == i / K % K { (i / K + 1) as f32 } else { 0.0 }).collect();
+    let counted = handle.upload(&numbers).unwrap();
     // More groups than a warp has lanes, and than two.
     for groups in [1, 2, 5, 31, 33, 70, 130] {
         let has_products = KernelFamily::Sm90.runs_on(handle.device().compute_capability);
@@ -143,6 +145,13 @@ fn any_numbers_are_taken_alike() {
                 let want = if owner.is_some() { POISON } else { 0 };
                 assert!(bytes.iter().all(|byte| *byte == want), "row {row}, of {owner:?}, {what}");
             }
+            // One number in each row, the larger the further behind.
+            let mut amax = handle.upload(&vec![f32::NAN; groups]).unwrap();
+            let x = MatRef::new(&counted, DType::F32, ROWS, K).unwrap();
+            handle.group_amax_into(&x, groups, &places(), &mut amax.view_mut()).unwrap();
+            let last = |g| whose.iter().rposition(|owner| *owner == Some(g)).map_or(0.0, |row| (row + 1) as f32);
+            let want: Vec<f32> = (0..groups).map(last).collect();
+            assert_eq!(handle.read::<f32>(&amax.view()).unwrap(), want, "{what}");
             for plain in [false, true] {
                 if let Some(products) = &products {
                     products.check(&handle, places(), groups, plain, (&whose, bad), &what);

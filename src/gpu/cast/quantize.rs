@@ -473,7 +473,7 @@ impl Handle {
         self.kernels().amax_tensor(stream, &input(x, &source), recipe, &state, None, Some(&amax))
     }
 
-    /// `amax[i] = max over j of |x[i, j]|`, NaN ignored: one FP32 a row. Allocates nothing and waits for nothing.
+    /// `amax[i] = max over j of |x[i, j]|`, NaN ignored: one FP32 a row. Allocates nothing and waits for nothing. Of groups of rows: [`Handle::group_amax_into`].
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`] if X or `amax` does not fit.

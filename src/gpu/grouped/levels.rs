@@ -1,4 +1,4 @@
-//! [`Handle::quantize_nvfp4_groups_into`]: rows of groups as NVFP4, by a second level of each group that is given.
+//! [`Handle::quantize_nvfp4_groups_into`]: rows of groups as NVFP4, by a second level of each group that is given; [`Handle::group_amax_into`] finds one.
 
 use super::GroupedRows;
 use super::rows::check_slots;
@@ -6,9 +6,9 @@ use crate::error::Result;
 use crate::format::{GivenScale, Recipe, Scheme};
 use crate::gpu::cast::apart::Quantizing;
 use crate::gpu::cast::quantize::{check_input, check_target, input, output, read_of};
-use crate::gpu::device::memory::{DeviceBytes, Span, check_apart};
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span, check_apart};
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{Factor, GroupPlaces, KernelFamily};
+use crate::gpu::kernels::{Factor, GROUP_AMAX, GroupPlaces, KernelFamily};
 use crate::gpu::matrix::{MatRef, QuantMatrix, QuantSpans};
 
 /// What messages call the levels.
@@ -17,7 +17,7 @@ const LEVELS: &str = "second levels of groups";
 impl Handle {
     /// Quantizes the rows of groups as NVFP4 with a second level for each group that the caller brings, as published experts have an `input_scale` each (a decode factor): the
     /// rows of group g have the codes and block scales of [`Handle::quantize_nvfp4_into`] of them alone by `scales[g]`, and all of them its decode factor. `out` is `nvfp4-row`, so that whatever multiplies it multiplies by that; the recipe is one of that scheme.
-    /// Rows of no group read as zeros: their scale is 0.
+    /// Rows of no group read as zeros: their scale is 0. [`Handle::group_amax_into`] finds levels from the rows, as [`GivenScale::Amax`].
     ///
     /// X: BF16, F16 or F32, the rows of all groups by a multiple of 16 columns; `out` has its shape.
     ///
@@ -92,6 +92,60 @@ impl Handle {
     }
 }
 
+impl Handle {
+    /// `amax[g] = max |x[i, j]|` over the rows i of group g and all columns, NaN ignored, 0 for a group without rows: for each group the number of [`Handle::amax_into`] of its rows alone. Rows of no group count
+    /// nowhere. As [`GivenScale::Amax`] of [`Handle::quantize_nvfp4_groups_into`] it gives the rows of each group the codes and scales that [`Handle::quantize_into`] gives them alone as `nvfp4` by a recipe with the same options, the
+    /// second level being found on the device at each launch.
+    ///
+    /// X: BF16, F16 or F32, the rows of all groups by a multiple of 16 columns, at any stride. `amax`: as many FP32 numbers as groups, 4-byte aligned; what lies behind them is not written.
+    ///
+    /// Where groups lie ([`GroupedRows`], clamped as [`Handle::grouped_gemm`] does) each launch reads anew. A launch before finds the amax of each row, in 4 bytes a row of scratch memory. Once that is there, by a first call of as many rows,
+    /// and the kernels are loaded ([`KernelFamily::Grouped`], [`KernelFamily::Fp8`]), it allocates nothing and waits for nothing: safe inside graph capture.
+    ///
+    /// ```no_run
+    /// # use scaled_gemm::{DeviceBuffer, GivenScale, GroupedRows, Handle, MatRef, QuantMatrix, Recipe, Result, Scheme};
+    /// /// Rows of eight experts, each with the second level of what it has at this launch.
+    /// fn tokens(handle: &Handle, x: &MatRef<'_>, places: &GroupedRows<'_>, amax: &mut DeviceBuffer, a: &mut QuantMatrix) -> Result<()> {
+    ///     handle.group_amax_into(x, 8, places, &mut amax.view_mut())?;
+    ///     let found = GivenScale::Amax(amax.view());
+    ///     handle.quantize_nvfp4_groups_into(x, Recipe::new(Scheme::Nvfp4Row), &found, 8, places, a)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType), [`Error::Alignment`](crate::Error::Alignment) if X, `amax`, slots or the numbers that say where groups lie do not fit, or `amax` overlaps what is read; [`Error::Unsupported`](crate::Error::Unsupported) in a capture for kernels
+    /// and scratch memory that no earlier call made; [`Error::Kernel`](crate::Error::Kernel) if kernels cannot be loaded; [`Error::Driver`](crate::Error::Driver) if a launch fails.
+    pub fn group_amax_into(
+        &self,
+        x: &MatRef<'_>,
+        groups: usize,
+        rows: &GroupedRows<'_>,
+        amax: &mut DeviceBytesMut<'_>,
+    ) -> Result<()> {
+        check_input(x)?;
+        check_slots(rows.slot_rows(), groups, x.rows())?;
+        let (queue, kernels) = (self.queue(), self.kernels());
+        [KernelFamily::Grouped, KernelFamily::Fp8].into_iter().try_for_each(|family| kernels.load(queue, family))?;
+        // Without columns X may have any number of rows.
+        let bytes = if x.cols() == 0 { 0 } else { x.rows() * 4 };
+        self.reserve_scratch(bytes)?;
+        let order = queue.order();
+        let source = x.data().at(&order)?;
+        let amax = amax.at(&order)?;
+        let of_rows = self.scratch(bytes)?;
+        rows.with_places(groups, &order, |places| {
+            check_amax_apart(read_of(x, &source), &places, &amax)?;
+            kernels.amax_over_groups(queue, &input(x, &source), &of_rows, &places, &amax)
+        })
+    }
+}
+
+/// That an amax of each group lies apart from X and where groups lie.
+fn check_amax_apart(x: Span<'_>, places: &GroupPlaces<'_>, amax: &Span<'_>) -> Result<()> {
+    let written = [(GROUP_AMAX, amax.slice(0, places.groups.saturating_mul(4)))];
+    check_apart(places.read().chain([("x", x)]), written.into_iter())
+}
+
 /// That what is written lies apart from X, levels and where groups lie, and from what else is written.
 fn check_levels_apart(x: Span<'_>, levels: &Span<'_>, places: &GroupPlaces<'_>, out: &QuantSpans<'_>) -> Result<()> {
     Quantizing { out: Some(out), ..Quantizing::of(x) }.check()?;
@@ -113,5 +167,19 @@ mod tests {
             let out = QuantSpans { codes: at[4], scales: at[5], block_scales: at[6] };
             check_levels_apart(at[0], &at[1].slice(0, 24), &places, &out)
         });
+    }
+
+    #[test]
+    fn an_amax_of_each_group_lies_apart_from_rows_and_where_groups_lie() {
+        assert_apart(&["x", "counts of groups", "starts of groups", GROUP_AMAX], 1, 24, |at| {
+            let places = GroupPlaces { groups: 3, starts: Some(&at[2]), slot_rows: 0, counts: &at[1] };
+            check_amax_apart(at[0], &places, &at[3])
+        });
+        // Memory behind the numbers of groups is no part of them.
+        let (counts, amax) = (Span::unguarded(4096, 64), Span::unguarded(4096 + 24, 64));
+        let places = GroupPlaces { groups: 3, starts: None, slot_rows: 8, counts: &counts };
+        check_amax_apart(Span::unguarded(4096 + 36, 64), &places, &amax).unwrap();
+        let said = check_amax_apart(Span::unguarded(4096 + 35, 64), &places, &amax).unwrap_err().to_string();
+        assert!(said.contains("amax of groups: 12 bytes at 0x1018") && said.contains("the x, 64 bytes"), "{said}");
     }
 }

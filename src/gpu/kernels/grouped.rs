@@ -38,6 +38,7 @@ pub(super) struct GroupedKernels {
     pub(super) count_clamped: Kernel,
     pub(super) arrays: Kernel,
     pub(super) spread: Kernel,
+    pub(super) amax_over: Kernel,
     pub(super) delayed_update: Kernel,
 }
 
@@ -65,6 +66,7 @@ impl GroupedKernels {
             count_clamped: between.kernel("count_clamped_groups")?,
             arrays: modules.file("gemm/grouped_arrays")?.kernel("gemm_grouped_arrays")?,
             spread: between.kernel("spread_over_groups")?,
+            amax_over: between.kernel("amax_over_groups")?,
             delayed_update: modules.file("cast/grouped_delayed")?.kernel("delayed_update_grouped")?,
         })
     }

@@ -1,8 +1,8 @@
-//! Launches that go before casts of groups of rows, `kernels/cast/grouped_between.cu`: what lies between groups is cleared, and rows get a number of their group.
+//! Launches that go before casts of groups of rows, `kernels/cast/grouped_between.cu`: what lies between groups is cleared, rows get a number of their group, and groups the amax of their rows.
 
 use super::Kernels;
 use super::launch::{Blocks, THREADS, enqueue};
-use super::operand::{address, check_aligned, check_bytes, check_floats, extent, words};
+use super::operand::{Input, address, check_aligned, check_bytes, check_floats, extent, words};
 use super::sm90_groups::Sm90Along;
 use crate::error::{Error, Result};
 use crate::gpu::device::memory::{Named, Span, check_apart};
@@ -35,6 +35,9 @@ pub(super) struct Places {
 
 /// What messages call the count of clamped groups.
 pub(crate) const CLAMPED: &str = "count of clamped groups";
+
+/// And what an amax of each.
+pub(crate) const GROUP_AMAX: &str = "amax of groups";
 
 impl GroupPlaces<'_> {
     /// The numbers that say so, by name: every block reads them.
@@ -103,6 +106,35 @@ impl Kernels {
         let blocks = Blocks::new((rows.div_ceil(WARPS).clamp(1, self.sm_count * BLOCKS), 1), THREADS);
         let kernel = self.grouped(stream)?.spread;
         enqueue!(stream, kernel, blocks, of_groups.address, of_none, of_rows.address, rows as u32, places)
+    }
+
+    /// Of each group the largest magnitude of its rows, 0 without elements. `of_rows`, 16-byte aligned, holds that of each row meanwhile: as many numbers as rows, or none for rows without columns.
+    pub(crate) fn amax_over_groups(
+        &self,
+        stream: &Queue,
+        x: &Input<'_>,
+        of_rows: &Span<'_>,
+        places: &GroupPlaces<'_>,
+        of_groups: &Span<'_>,
+    ) -> Result<()> {
+        x.check()?;
+        // Rows without elements are none.
+        let rows = if x.cols == 0 { 0 } else { x.rows };
+        check_floats("amax of rows", of_rows, rows)?;
+        check_aligned("amax of rows", of_rows, 16)?;
+        check_floats(GROUP_AMAX, of_groups, places.groups)?;
+        let to = places.checked(x.rows, Sm90Along::Rows.step())?;
+        if places.groups == 0 {
+            return Ok(());
+        }
+        if rows > 0 {
+            self.zero(stream, of_rows, rows * 4)?;
+            self.amax_row_column(stream, x, Some(of_rows), None)?;
+        }
+        // Few groups may each have most of the rows, and leave multiprocessors free.
+        let threads = if places.groups <= self.sm_count { 1024 } else { THREADS };
+        let (kernel, blocks) = (self.grouped(stream)?.amax_over, Blocks::new((places.groups, 1), threads));
+        enqueue!(stream, kernel, blocks, of_rows.address, rows as u32, to, of_groups.address)
     }
 
     /// `clamped` receives how many groups of a matrix of `rows` rows, or numbers along k, a product does not take as their numbers say, whose groups begin at multiples of `step`.

@@ -58,7 +58,7 @@ pub(crate) use grouped::{GroupedCast, GroupedCodes, GroupedFactors, GroupedInput
 pub(crate) use grouped_arrays::{
     GroupArray, GroupArrays, GroupOperand, GroupScales, group_array, group_array_bytes, group_factors,
 };
-pub(crate) use grouped_between::{CLAMPED, GroupPlaces};
+pub(crate) use grouped_between::{CLAMPED, GROUP_AMAX, GroupPlaces};
 pub(crate) use grouped_forward::GroupedForward;
 pub(crate) use grouped_members::GroupedMembers;
 pub use image::{KernelFamily, KernelSource};
