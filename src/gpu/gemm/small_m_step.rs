@@ -1,7 +1,7 @@
 //! [`SmallMProduct`]: the product step by our kernels for few rows. It needs no descriptors, layouts or maps: [`SmallMProduct::enqueue`] only launches.
 
 use crate::error::{Error, Result};
-use crate::format::Operand;
+use crate::format::{CodeOrder, Operand};
 
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::available::HOPPER;
@@ -37,14 +37,14 @@ impl SmallMGpu {
     }
 
     /// The first pass of a product in this configuration by warpgroup products; `None`: it is none of those here.
-    pub(crate) fn wgmma(self, config: SmallMConfig, [m, n, k]: [usize; 3]) -> Option<Wgmma> {
-        Wgmma::of(config, [m.min(64), n, k], self.sm_count).filter(|_| self.wgmma)
+    pub(crate) fn wgmma(self, config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3]) -> Option<Wgmma> {
+        Wgmma::of(config, codes, [m.min(64), n, k], self.sm_count).filter(|_| self.wgmma)
     }
 
     /// Scratch memory of a product for A in the order of warpgroup products, and for sums over parts of k; 0: it needs none.
-    pub(crate) fn scratch_bytes(self, config: SmallMConfig, mnk: [usize; 3]) -> usize {
+    pub(crate) fn scratch_bytes(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> usize {
         match self.wgmma {
-            true => Wgmma::scratch_of(config, mnk, self.sm_count),
+            true => Wgmma::scratch_of(config, codes, mnk, self.sm_count),
             false => config.parts_bytes(self.clusters, [mnk[0], mnk[1]]),
         }
     }
@@ -56,6 +56,7 @@ pub(crate) struct SmallMProduct {
     configs: Vec<SmallMConfig>,
     chosen: usize,
     mnk: [usize; 3],
+    codes: CodeOrder,
     gpu: SmallMGpu,
 }
 
@@ -89,7 +90,7 @@ impl SmallMProduct {
     }
 
     fn new(desc: &GemmDesc, sum: &Sum, gpu: SmallMGpu, configs: Vec<SmallMConfig>) -> Self {
-        Self { sum: *sum, configs, chosen: 0, mnk: [desc.m, desc.n, desc.k], gpu }
+        Self { sum: *sum, configs, chosen: 0, mnk: [desc.m, desc.n, desc.k], codes: desc.b_order, gpu }
     }
 
     /// What a call launches.
@@ -102,7 +103,7 @@ impl SmallMProduct {
 
     /// Scratch memory for sums over parts of k, or for A in the order of warpgroup products, for any of its configurations.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        self.configs.iter().map(|config| self.gpu.scratch_bytes(*config, self.mnk)).max().unwrap_or(0)
+        self.configs.iter().map(|config| self.gpu.scratch_bytes(*config, self.codes, self.mnk)).max().unwrap_or(0)
     }
 
     /// The configuration in use.
@@ -112,7 +113,7 @@ impl SmallMProduct {
 
     /// How often the clusters of the configuration in use fill the GPU.
     pub(crate) fn waves(&self) -> f32 {
-        waves(self.config(), self.mnk, self.gpu)
+        waves(self.config(), self.codes, self.mnk, self.gpu)
     }
 
     /// How often it goes over B.
@@ -123,7 +124,7 @@ impl SmallMProduct {
     /// What `explain` says of it beside its configuration.
     pub(crate) fn words(&self) -> String {
         let passes = if self.passes() > 1 { format!(", {} passes over B", self.passes()) } else { String::new() };
-        match self.gpu.wgmma(self.config(), self.mnk).map(|pass| pass.meeting()) {
+        match self.gpu.wgmma(self.config(), self.codes, self.mnk).map(|pass| pass.meeting()) {
             Some(Meeting::Cluster) => format!("{passes}, by warpgroup products, behind a kernel that arranges A"),
             Some(Meeting::Memory) => {
                 format!(
@@ -302,7 +303,10 @@ mod tests {
                             (one.config(), m.div_ceil(64)),
                             "{b}, m = {m}"
                         );
-                        assert_eq!(product.scratch_bytes(), gpu.scratch_bytes(one.config(), [m, n, k]));
+                        assert_eq!(
+                            product.scratch_bytes(),
+                            gpu.scratch_bytes(one.config(), CodeOrder::Published, [m, n, k])
+                        );
                         let all = SmallMConfig::all(block.operands());
                         let served: Vec<_> = all.filter(|config| SmallMProduct::serves(&desc, gpu, *config)).collect();
                         assert_eq!(served, [one.config()], "{b}, m = {m}");
@@ -330,12 +334,13 @@ mod tests {
         for b in [Scheme::Nvfp4, Scheme::Fp8Group128x128(Fp8Format::E4M3)] {
             for m in [1, 16, 17, 64] {
                 let width = match m {
+                    16 if b == Scheme::Nvfp4 => 16,
                     17 => 32,
                     64 => 64,
                     _ => 0,
                 };
                 // Of warpgroup products sums of the largest split are left in memory, too.
-                let parts = if m > 16 { 8 * m * 4096 * 4 } else { 0 };
+                let parts = if width > 0 { 8 * m * 4096 * 4 } else { 0 };
                 assert_eq!(ask(m, b, H200).scratch_bytes(), width * 7168 * 2 + parts, "{b}, m = {m}");
                 let product = ask(m, b, older);
                 assert!(product.configs.iter().all(|config| !config.needs_clusters()));

@@ -104,14 +104,14 @@ impl std::fmt::Display for Gated {
 /// 2026-11, the record of experts, m = 1: `nvfp4-row` 57344 x 8192 88 us for the product, 89.4 with the pass, 106 in one kernel; FP8 70.5 of 36864 x 7168 for the product, 74.4 in one kernel; 11.0 and 12.0 of
 /// 4096 x 7168). And so it is where the product is one of warpgroup products, of which there are none with two matrices without groups.
 pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu) -> Result<Gated> {
-    let config = tiles(weights, [mnk[0], mnk[2]])?;
+    let (config, codes) = (tiles(weights, [mnk[0], mnk[2]])?, weights.code_order());
     let then_pass = |own: SmallMConfig| {
-        gpu.wgmma(own, mnk).is_some() || own.block() != config.tile().block() || !at_once(own, mnk, gpu.sm_count)
+        gpu.wgmma(own, codes, mnk).is_some() || own.block() != config.tile().block() || !at_once(own, mnk, gpu.sm_count)
     };
-    Ok(match order_on(weights.operands(), weights.code_order(), mnk, gpu).first() {
+    Ok(match order_on(weights.operands(), codes, mnk, gpu).first() {
         Some(own) if then_pass(*own) => {
-            let meeting = gpu.wgmma(*own, mnk).map(|pass| pass.meeting());
-            Gated::ThenPass(*own, meeting, gpu.scratch_bytes(*own, mnk))
+            let meeting = gpu.wgmma(*own, codes, mnk).map(|pass| pass.meeting());
+            Gated::ThenPass(*own, meeting, gpu.scratch_bytes(*own, codes, mnk))
         }
         Some(tile) => Gated::Tiles(config.with_tile(*tile)),
         None => Gated::Tiles(config),
@@ -552,7 +552,7 @@ mod tests {
         let wide = |weights, m, n| on(true, weights, m, n);
         assert_eq!([17, 64].map(|m| block(wide(Nvfp4, m, 2048))), [Some(SmallMBlock::Tile); 2]);
         assert_eq!([17, 33].map(|m| block(wide(Fp8Tiles, m, 512))), [None, Some(SmallMBlock::TileE4m3)]);
-        assert!(wide(Nvfp4, 16, 2048) == way(Nvfp4, 16, 2048) && wide(Fp8Tiles, 1, 2048) == way(Fp8Tiles, 1, 2048));
+        assert!(wide(Nvfp4, 16, 1920) == way(Nvfp4, 16, 1920) && wide(Fp8Tiles, 1, 2048) == way(Fp8Tiles, 1, 2048));
         let both = 33 * 2 * 2048 * 4;
         // A arranged, and eight parts of both products behind it.
         assert_eq!(FewWay::Gated(wide(Nvfp4, 33, 2048)).scratch_bytes([33, 2048, 7168]), 48 * 7168 * 2 + 9 * both);

@@ -11,7 +11,7 @@ use super::small_m_config::{SmallMConfig, SmallMOperands};
 use super::small_m_split::{Meeting, meeting};
 use super::small_m_weights::{SmallMWeightsCall, no_such_kernel};
 use crate::error::Result;
-use crate::format::DType;
+use crate::format::{CodeOrder, DType};
 use crate::gpu::device::stream::Queue;
 
 /// A width: columns of the tensor core's product, which hold the rows of A; steps of codes on their way; blocks on a multiprocessor.
@@ -56,11 +56,13 @@ pub(super) fn shared(operands: SmallMOperands, tokens: usize, steps: usize) -> u
 }
 
 /// Whether tiles of this product are these on sm_90: of more than 16 rows, but for up to 32 of narrow E4M3 weights, where the kernel that arranges A costs more than it saves (H100, 2026-11, the record of wgmma: `fp8-128x128`,
-/// 32 x 576 x 7168 10.0 us for 9.1; 32 x 2112 x 7168 14.5 for 14.6; `nvfp4` 9.0 for 10.1 and 12.6 for 15.5). Of 9 to 16 rows of many E2M1 weights too: blocks of few rows take as long for 16 rows as their decoding (H200, 2026-11, the record of joins:
-/// `nvfp4` 57344 x 8192 96 us for 127, 4096 x 7168 12.4 for 12.4).
-pub(crate) fn takes(operands: SmallMOperands, [m, n, k]: [usize; 3]) -> bool {
+/// 32 x 576 x 7168 10.0 us for 9.1; 32 x 2112 x 7168 14.5 for 14.6; `nvfp4` 9.0 for 10.1 and 12.6 for 15.5). Of 9 to 16 rows of many E2M1 weights, too, which blocks of few rows decode for every eight rows (H200, 2026-11, the record of joins:
+/// `nvfp4` 57344 x 8192 96 us for 127, repacked 88 for 120, 4096 x 7168 11.4 for 12.4, repacked 10.5 for 10.5).
+pub(crate) fn takes(operands: SmallMOperands, codes: CodeOrder, [m, n, k]: [usize; 3]) -> bool {
     match (operands, m) {
-        (SmallMOperands::E2m1Weights, 9..=16) => n * k >= 64 << 20,
+        (SmallMOperands::E2m1Weights, 9..=16) => {
+            n * k >= if codes == CodeOrder::Repacked { 64 << 20 } else { 28 << 20 }
+        }
         (SmallMOperands::Fp8, _) | (_, 0..=16 | 65..) => false,
         (SmallMOperands::E4m3Weights, 17..=32) => n >= 2048,
         _ => true,
@@ -78,18 +80,18 @@ pub(crate) struct Wgmma {
 }
 
 impl Wgmma {
-    /// That of at most 64 rows in this configuration, on a GPU of so many multiprocessors that has them; `None`: other kernels multiply it.
-    pub(crate) fn of(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> Option<Self> {
-        let operands = config.block().operands();
-        let width = of_rows(operands, m).filter(|_| config.block().takes_passes() && takes(operands, [m, n, k]))?;
+    /// That of at most 64 rows in this configuration, of weights in this order, on a GPU of so many multiprocessors that has them; `None`: other kernels multiply it.
+    pub(crate) fn of(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3], sm_count: usize) -> Option<Self> {
+        let (operands, tile) = (config.block().operands(), config.block().takes_passes());
+        let width = of_rows(operands, m).filter(|_| tile && takes(operands, codes, [m, n, k]))?;
         let (meeting, cost) = meeting(config, [n, k], width.residents, sm_count);
         let parts = if meeting == Meeting::Memory { config.split() as usize * m * n * 4 } else { 0 };
         Some(Self { width, meeting, cost, arranged: width.tokens * k.next_multiple_of(128) * 2, parts })
     }
 
     /// Scratch memory of a product of any m, in passes of at most 64 rows: A arranged, and behind it the parts of sums that meet there, in whole lines. 0: none is of these tiles.
-    pub(crate) fn scratch_of(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> usize {
-        let passes = [m.min(64), m % 64].into_iter().filter_map(|rows| Self::of(config, [rows, n, k], sm_count));
+    pub(crate) fn scratch_of(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3], sm_count: usize) -> usize {
+        let passes = [m.min(64), m % 64].into_iter().filter_map(|rows| Self::of(config, codes, [rows, n, k], sm_count));
         passes.map(|pass| (pass.arranged + pass.parts).next_multiple_of(LINE)).max().unwrap_or(0)
     }
 
@@ -155,7 +157,8 @@ impl Kernels {
         place: &InChain,
     ) -> Result<bool> {
         let config = place.config;
-        let pass = Wgmma::of(config, [call.m, call.n, call.k], self.sm_count).filter(|_| self.on_hopper());
+        let (codes, mnk) = (call.weights.code_order(), [call.m, call.n, call.k]);
+        let pass = Wgmma::of(config, codes, mnk, self.sm_count).filter(|_| self.on_hopper());
         let (Some(pass), Some(scratch)) = (pass, call.scratch) else { return Ok(false) };
         let (width, operands, serves) = (pass.width, call.weights.operands(), (call.weights, call.a_type));
         check_bytes("A, arranged, and parts of sums", scratch, pass.arranged + pass.parts)?;
@@ -209,14 +212,16 @@ mod tests {
     }
 
     fn of(block: SmallMBlock, split: u32, mnk: [usize; 3]) -> Option<Wgmma> {
-        Wgmma::of(SmallMConfig::new(block, split).unwrap(), mnk, 132)
+        Wgmma::of(SmallMConfig::new(block, split).unwrap(), CodeOrder::Published, mnk, 132)
     }
 
     #[test]
     fn scratch_memory_is_that_of_the_widest_pass() {
-        let bytes = |block, split, mnk| Wgmma::scratch_of(SmallMConfig::new(block, split).unwrap(), mnk, 132);
+        let bytes = |block, split, mnk| {
+            Wgmma::scratch_of(SmallMConfig::new(block, split).unwrap(), CodeOrder::Published, mnk, 132)
+        };
         let (e2m1, e4m3) = (SmallMBlock::Tile, SmallMBlock::TileE4m3);
-        assert_eq!([1, 16].map(|m| bytes(e2m1, 2, [m, 4096, 7168])), [0, 0]);
+        assert_eq!([1, 16].map(|m| bytes(e2m1, 2, [m, 4096, 7040])), [0, 0]);
         assert_eq!([17, 32, 33, 64].map(|m| bytes(e2m1, 2, [m, 4096, 7168])), [32, 32, 48, 64].map(|t| t * 7168 * 2));
         assert_eq!([8, 9, 16].map(|m| bytes(e2m1, 1, [m, 57344, 8192])), [0, 16, 16].map(|t| t * 8192 * 2));
         // With the parts of rows that there are.
@@ -230,9 +235,13 @@ mod tests {
     #[test]
     fn tiles_of_more_rows_are_these() {
         use SmallMOperands::{E2m1Weights, E4m3Weights};
+        let of_order = |codes| move |operands, mnk| super::takes(operands, codes, mnk);
+        let (takes, repacked) = (of_order(CodeOrder::Published), of_order(CodeOrder::Repacked));
         assert!(!takes(E2m1Weights, [65, 4096, 7168]) && takes(E2m1Weights, [64, 8, 32]));
-        assert_eq!([8, 9, 16].map(|m| takes(E2m1Weights, [m, 8192, 8192])), [false, true, true]);
-        assert_eq!([9, 16].map(|m| takes(E2m1Weights, [m, 8192, 7168])), [false; 2], "fewer weights");
+        assert_eq!([8, 9, 16].map(|m| takes(E2m1Weights, [m, 4096, 7168])), [false, true, true]);
+        assert_eq!([9, 16].map(|m| takes(E2m1Weights, [m, 4096, 7040])), [false; 2], "fewer weights");
+        assert_eq!([8, 9, 16].map(|m| repacked(E2m1Weights, [m, 8192, 8192])), [false, true, true]);
+        assert_eq!([9, 17].map(|m| repacked(E2m1Weights, [m, 8192, 7168])), [false, true]);
         assert!(!takes(E4m3Weights, [16, 57344, 8192]));
         assert!(of(SmallMBlock::Eight, 2, [16, 57344, 8192]).is_none(), "no tile");
         let residents = |block, m| of(block, 1, [m, 57344, 8192]).unwrap().residents();
