@@ -48,7 +48,9 @@ pub(crate) fn meeting(config: SmallMConfig, [n, k]: [usize; 2], residents: usize
     }
     let clusters = rounds(tiles, |blocks| clusters_at_once(blocks, split, sm_count), residents, steps) + CLUSTER;
     let memory = spread + TWO_KERNELS;
-    if memory < clusters { (Meeting::Memory, memory) } else { (Meeting::Cluster, clusters) }
+    // More rounds gain little, and the parts of as many blocks as run at once are little memory.
+    let one_round = tiles * split <= sm_count * residents;
+    if one_round && memory < clusters { (Meeting::Memory, memory) } else { (Meeting::Cluster, clusters) }
 }
 
 #[cfg(test)]
@@ -83,6 +85,8 @@ mod tests {
         // 448 blocks: 264 at once, and 184, of which some multiprocessors have two.
         assert_eq!(of(1, [57344, 8192], 2), (Cluster, 6 * 64 + ROUND + ALONE));
         assert_eq!(of(4, [4096, 7168], 2).1, 2 * 14 + TWO_KERNELS);
+        // No more parts than blocks that run at once: 66 times four are, and 67 are not.
+        assert_eq!([66, 67].map(|tiles| of(4, [tiles * 128, 8192], 2).0), [Memory, Cluster]);
         // A short k does not pay for another kernel.
         assert_eq!(of(4, [4096, 512], 2).0, Cluster);
         // A GPU of which nothing is known.
