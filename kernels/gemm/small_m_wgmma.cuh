@@ -232,7 +232,7 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
     extern __shared__ __align__(1024) uint4 wgmma_shared[];
     const u32 base = shared_address(wgmma_shared), thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const bool leaves = !C::OF_GROUPS && p.parts;
-    const u32 ranks = leaves ? p.split : cluster_size(), rank = leaves ? blockIdx.x % ranks : cluster_rank();
+    const u32 ranks = leaves ? gridDim.y : cluster_size(), rank = leaves ? blockIdx.y : cluster_rank();
     const u32 steps = (p.k + 127) / 128, half = warp / 4, lead = part.row % 8;
     SmallMWgmma<C> m = {p,
                         base,
@@ -350,6 +350,6 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
 #define SMALL_M_WGMMA_KERNEL(scales, WEIGHTS, number, Number, tokens, RING, BLOCKS)                                              \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                                    \
         gemm_small_m_##scales##_##number##_##tokens##_wgmma(SmallMWeightsProblem p, const uint4* arranged) {                     \
-        const SmallMPlace part = {p.m, 0, 0, blockIdx.x / (p.parts ? p.split : cluster_size()) * 128, 0, false};                 \
+        const SmallMPlace part = {p.m, 0, 0, (p.parts ? blockIdx.x : blockIdx.x / cluster_size()) * 128, 0, false};              \
         small_m_wgmma<SmallMWgmmaConfig<Number, Weights::WEIGHTS, tokens, RING, 4>>(p, part, arranged);                          \
     }

@@ -49,7 +49,7 @@ fn codes_are_those_of_the_reference_quantizer() {
     let (mut ways, mut met) = ([0; 2], [false; 2]);
     for (i, pair) in PAIRS.into_iter().enumerate() {
         // The first is more tiles than run at once, and parts of the sums of the last meet in memory.
-        let wide = if [0, 12].contains(&i) { vec![(3, 28672, 160), (33, 1984, 7200)] } else { Vec::new() };
+        let wide = if [0, 12].contains(&i) { vec![(3, 28672, 160), (33, 2048, 7200)] } else { Vec::new() };
         let shapes = [(1, 128, 2080), (9, 384, 384), (33, 256, 1056), (64, 128, 640)];
         for (j, (m, n, k)) in shapes.into_iter().chain(wide).enumerate() {
             let mut of = Experts::new(&handle, &mut rng, m, [1, 2 * n, k], pair);

@@ -171,8 +171,11 @@ impl Kernels {
         let kernel = found.ok_or_else(|| no_such_kernel(config.block(), serves))?.2;
         let grid = Blocks::new(((width.tokens * 4 * call.k.div_ceil(128)).div_ceil(THREADS as usize), 1), THREADS);
         enqueue!(stream, kernels.arrange, grid, problem, arranged.address, width.tokens as u32, call.pairs())?;
-        let grid = Blocks::new((config.block().tiles(call.n) * config.split() as usize, 1), BLOCK);
-        let grid = grid.clusters(if in_memory { 1 } else { config.split() });
+        let (tiles, split) = (config.block().tiles(call.n), config.split());
+        let grid = match in_memory {
+            true => Blocks::new((tiles, split as usize), BLOCK),
+            false => Blocks::new((tiles * split as usize, 1), BLOCK).clusters(split),
+        };
         let grid = grid.shared(shared(operands, width.tokens, width.steps));
         enqueue!(stream, kernel, grid, problem, arranged.address)?;
         if in_memory {
