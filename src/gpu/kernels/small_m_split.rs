@@ -18,9 +18,9 @@ pub(crate) enum Meeting {
     Memory,
 }
 
-/// Half steps of 128 of k that a product takes beside those of its blocks: of one block, of a cluster, of two kernels; and of each round of blocks behind the first. Fitted to all splits of 16, 32 and 64 rows of three schemes at 11
-/// shapes (H200, 2026-11, the record of joins), where what costs the least takes 1.012 of the fastest on average, 1.063 at most (`fp8-128x128`, 64 x 10240 x 8192).
-const ALONE: usize = 8;
+/// Half steps of 128 of k that a product takes beside those of its blocks: of one block, of a cluster, of two kernels; and of each round of blocks behind the first. Fitted to all splits of 16 to 64 rows of three schemes at 11
+/// shapes (H200, 2026-11, the record of joins), where what costs the least takes 1.011 of the fastest on average, 1.063 at most (`fp8-128x128`, 64 x 10240 x 8192).
+const ALONE: usize = 10;
 const CLUSTER: usize = 16;
 const TWO_KERNELS: usize = 22;
 const ROUND: usize = 12;
