@@ -7,6 +7,8 @@ mod bias;
 mod common;
 #[path = "common/foreign.rs"]
 mod foreign;
+#[path = "common/guarded.rs"]
+mod guarded;
 #[path = "common/hazards.rs"]
 mod hazards;
 #[path = "common/linear.rs"]
@@ -31,8 +33,8 @@ const TOKENS: [usize; 7] = [1, 16, 100, 127, 128, 129, 200];
 const MOST: usize = 208;
 
 fn layer(handle: &Handle, data: &Data, recipe: LinearRecipe, kept: KeptInput) -> Linear {
-    let (w, bias) =
-        (Uploaded::new(handle, &data.w, data.dtype, 8), handle.upload(&bytes_of(data.dtype, &data.bias)).unwrap());
+    let w = Uploaded::new(handle, &data.w, data.dtype, 8);
+    let bias = Uploaded::vector(handle, &data.bias, data.dtype);
     let bias = VecRef::new(&bias, data.dtype, data.bias.len()).unwrap();
     let layer = Linear::new(handle, &w.matrix(), recipe, MOST).unwrap();
     layer.with_bias(handle, &bias).unwrap().with_kept_input(handle, kept).unwrap()
