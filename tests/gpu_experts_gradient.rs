@@ -1,5 +1,5 @@
 //! Gradients of the matrices of experts in one launch, groups along k: the bits of one product a group of the rows that it has, in every configuration, in
-//! slots and one behind the other, whatever numbers the device finds; a captured graph takes any counts. One product a group of every pair of schemes, within the bound.
+//! slots and one behind the other, a thousand too, whatever numbers the device finds; a captured graph takes any counts. One product a group of every pair of schemes, within the bound.
 #![cfg(feature = "cuda")]
 
 #[path = "gpu_experts_gradient/changing.rs"]
@@ -7,6 +7,8 @@ mod changing;
 mod common;
 #[path = "common/guarded.rs"]
 mod guarded;
+#[path = "gpu_experts_gradient/thousand.rs"]
+mod thousand;
 
 use common::*;
 use guarded::{Arena, places_of_rows};
@@ -21,8 +23,9 @@ const SCHEME: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
 /// No multiples of a tile in either direction.
 const OUT: usize = 336;
 const FEATURES: usize = 272;
-/// Columns of dW from one row to the next.
-const STRIDE: usize = FEATURES + 4;
+/// Columns of dW from one row to the next, and those between rows.
+const STRIDE: usize = FEATURES + GAP;
+const GAP: usize = 4;
 const SLOT: usize = 384;
 const GROUPS: usize = 6;
 
@@ -41,16 +44,22 @@ struct Experts {
     dy: Array2<f32>,
     x: Array2<f32>,
     dw: Vec<f32>,
+    /// Rows and columns of dW of a group.
+    shape: [usize; 2],
     /// Of dY and X transposed.
     schemes: [Scheme; 2],
 }
 
 impl Experts {
     fn new(seed: u64, rows: usize, groups: usize) -> Self {
+        Self::of_shape(seed, rows, groups, [OUT, FEATURES])
+    }
+
+    fn of_shape(seed: u64, rows: usize, groups: usize, shape: [usize; 2]) -> Self {
         let mut rng = Noise::new(seed);
-        let [dy, x] = [OUT, FEATURES].map(|cols| spread(&mut rng, rows, cols, DType::Bf16));
-        let dw = (0..groups * OUT * STRIDE).map(|i| (i % 1009) as f32 - 504.0).collect();
-        Self { dy, x, dw, schemes: [SCHEME; 2] }
+        let [dy, x] = shape.map(|cols| spread(&mut rng, rows, cols, DType::Bf16));
+        let dw = (0..groups * shape[0] * (shape[1] + GAP)).map(|i| (i % 1009) as f32 - 504.0).collect();
+        Self { dy, x, dw, shape, schemes: [SCHEME; 2] }
     }
 
     /// dY and X of these rows, with zeros for all others.
@@ -67,7 +76,8 @@ impl Experts {
 
     /// dW of each group by a product of its own, of its rows and zeros up to a multiple of 128.
     fn one_by_one(&self, handle: &Handle, taken: &[(usize, usize)]) -> Vec<f32> {
-        let mut want = self.dw.clone();
+        let (mut want, [out, features]) = (self.dw.clone(), self.shape);
+        let stride = features + GAP;
         for (g, &(start, count)) in taken.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
             let rows = count.next_multiple_of(128);
             let [dy_t, x_t] = [(&self.dy, self.schemes[0]), (&self.x, self.schemes[1])].map(|(all, scheme)| {
@@ -75,20 +85,20 @@ impl Experts {
                 own.slice_mut(s![..count, ..]).assign(&all.slice(s![start..start + count, ..]));
                 turned(handle, &own, scheme)
             });
-            let own = &mut want[g * OUT * STRIDE..(g + 1) * OUT * STRIDE];
-            let packed: Vec<f32> = own.chunks(STRIDE).flat_map(|row| &row[..FEATURES]).copied().collect();
+            let own = &mut want[g * out * stride..(g + 1) * out * stride];
+            let packed: Vec<f32> = own.chunks(stride).flat_map(|row| &row[..features]).copied().collect();
             let mut d = handle.upload(&packed).unwrap();
-            let desc = GemmDesc::new(OUT, FEATURES, rows, self.schemes[0], self.schemes[1], DType::F32)
+            let desc = GemmDesc::new(out, features, rows, self.schemes[0], self.schemes[1], DType::F32)
                 .with_accumulate(Accumulate::Add)
                 .with_batch_invariant(true);
             let options = PlanOptions::default().with_formulation(Formulation::Sm90);
             let mut plan = handle.plan_with(&desc, &options).unwrap();
-            let target = MatMut::new(&mut d, DType::F32, OUT, FEATURES).unwrap();
+            let target = MatMut::new(&mut d, DType::F32, out, features).unwrap();
             plan.execute(handle, GemmArgs::new(&dy_t, &x_t, target).accumulate(1.0).batch_invariant(true)).unwrap();
             let found = handle.read::<f32>(&d.view()).unwrap();
-            own.chunks_mut(STRIDE)
-                .zip(found.chunks(FEATURES))
-                .for_each(|(to, row)| to[..FEATURES].copy_from_slice(row));
+            own.chunks_mut(stride)
+                .zip(found.chunks(features))
+                .for_each(|(to, row)| to[..features].copy_from_slice(row));
         }
         want
     }
@@ -114,20 +124,26 @@ impl Experts {
                 Some(starts) => GroupedRows::Contiguous { starts: starts.view(), counts: counts_on.view() },
                 None => GroupedRows::Masked { slot_rows: self.x.nrows() / counts.len(), counts: counts_on.view() },
             };
-            let of = GroupedWeightGradient::whole(&dy_t, &x_t, counts.len(), rows, target(&mut dw, counts.len()));
+            let to = target_of(&mut dw, counts.len(), self.shape);
+            let of = GroupedWeightGradient::whole(&dy_t, &x_t, counts.len(), rows, to);
             let of = if let Some(config) = config { of.config(*config) } else { of };
             handle.grouped_weight_gradient(of.clamped(counter.view_mut())).unwrap();
             let found = handle.read::<f32>(&dw.view()).unwrap();
             assert_eq!(handle.read::<u32>(&counter.view()).unwrap(), [clamped], "{config:?}, counts {counts:?}");
             let wrong = found.iter().zip(&want).position(|(found, want)| found.to_bits() != want.to_bits());
-            let place = wrong.map(|at| [at / STRIDE / OUT, at / STRIDE % OUT, at % STRIDE]);
+            let (out, stride) = (self.shape[0], self.shape[1] + GAP);
+            let place = wrong.map(|at| [at / stride / out, at / stride % out, at % stride]);
             assert_eq!(place, None, "{config:?}, counts {counts:?}: the first group, row and column that differs");
         }
     }
 }
 
 fn target(dw: &mut DeviceBuffer, groups: usize) -> MatMut<'_> {
-    MatMut::new(dw, DType::F32, groups * OUT, FEATURES).unwrap().with_row_stride(STRIDE).unwrap()
+    target_of(dw, groups, [OUT, FEATURES])
+}
+
+fn target_of(dw: &mut DeviceBuffer, groups: usize, [out, features]: [usize; 2]) -> MatMut<'_> {
+    MatMut::new(dw, DType::F32, groups * out, features).unwrap().with_row_stride(features + GAP).unwrap()
 }
 
 /// A handle, if there are kernels for its GPU.

@@ -1,16 +1,19 @@
 //! cuBLASLt's own product of groups, where it is asked for: every pair and type that it has here within the bound of each group alone, wherever groups lie and whatever is said of them, also in graphs whose counts
-//! change; nothing else is written; many of them one behind the other; refusals in words. A version that has none, or is known to err on this GPU, is refused with the reason, and then that is what is tested.
+//! change; nothing else is written, nor read into a result, also between guards; many of them one behind the other; refusals in words. A version that has none, or is known to err on this GPU, is refused with the reason, and then that is what is tested.
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/guarded.rs"]
+mod guarded;
 
 use common::gemm::{accumulator, refused};
 use common::*;
+use guarded::{Arena, places_of_rows};
 use ndarray::{Array2, s};
 use scaled_gemm::reference::{self, Gelu, GemmInputs, HostOperand, gemm_bound};
 use scaled_gemm::{
-    Accumulation, DType, DeviceBuffer, Error, Fp8Format, GroupedGemmArgs, GroupedGemmDesc, GroupedGemmPlan,
-    GroupedRows, Handle, HostQuantMatrix, MatMut, QuantMatrix, Recipe, Result, Scheme, VecRef,
+    Accumulation, DType, DeviceBuffer, Fp8Format, GroupedGemmArgs, GroupedGemmDesc, GroupedGemmPlan, GroupedRows,
+    Handle, HostQuantMatrix, MatMut, QuantMatrix, Recipe, Result, Scheme, VecRef,
 };
 
 const E4M3: Scheme = Scheme::Fp8Tensor(Fp8Format::E4M3);
@@ -18,27 +21,6 @@ const E5M2: Scheme = Scheme::Fp8Tensor(Fp8Format::E5M2);
 const PAIRS: [(Scheme, Scheme); 3] = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)];
 const OUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 const ALPHA: f32 = 0.75;
-const GROUPS: usize = 5;
-
-/// Whether the library has such a product here; else that it is refused in words.
-fn has(handle: &Handle) -> bool {
-    let desc = GroupedGemmDesc::contiguous(GROUPS, 256, 128, 128, E4M3, E4M3, DType::Bf16).with_by_cublaslt(true);
-    match handle.plan_grouped(&desc) {
-        Ok(plan) => {
-            let text = plan.explain();
-            assert!(text.contains("cuBLASLt's own product of groups") && text.contains("asked for"), "{text}");
-            true
-        }
-        Err(error) => {
-            let text = error.to_string();
-            let reasons = ["has no grouped products", "alone (documentation)", "does not call them"];
-            let reasons = reasons.iter().any(|reason| text.contains(reason)) || matches!(error, Error::Library { .. });
-            assert!(reasons, "{text}");
-            println!("skipped: {text}");
-            false
-        }
-    }
-}
 
 /// A side of the product: of each group numbers of another size, with one scale or one each.
 struct Side {
@@ -81,6 +63,21 @@ impl Side {
         let scales: Vec<f32> = parts.iter().map(|part| part.logical_scales()[0]).collect();
         let all = QuantMatrix::from_host(handle, &of(total, codes, scale)).unwrap();
         Self { parts, all, each: each.then(|| handle.upload(&scales).unwrap()) }
+    }
+
+    /// Moves what the device has into an arena, NaN codes in the rows of which that is said.
+    fn move_into(&mut self, handle: &Handle, arena: &mut Arena, is_nan: impl Fn(usize) -> bool) {
+        let host = self.all.to_host(handle).unwrap();
+        let (rows, k) = (host.rows(), host.cols());
+        let mut codes = host.logical_codes().to_vec();
+        for row in (0..rows).filter(|row| is_nan(*row)) {
+            codes[row * k..(row + 1) * k].fill(0x7F);
+        }
+        let host = HostQuantMatrix::from_logical(host.scheme(), rows, k, codes, &host.logical_scales()).unwrap();
+        self.all = arena.matrix(handle, &host);
+        if let Some(each) = &mut self.each {
+            *each = arena.place(handle, &handle.read_bytes(&each.view()).unwrap(), 4);
+        }
     }
 }
 
@@ -126,6 +123,17 @@ impl Experts {
 
     fn set_counts(&mut self, handle: &Handle, counts: &[i64]) {
         handle.write(&mut self.counts.view_mut(), counts).unwrap();
+    }
+
+    /// Moves all that is read into an arena, and makes rows of A of no group NaN.
+    fn move_into(&mut self, handle: &Handle, arena: &mut Arena, counts: &[usize]) {
+        let mut is_ours = vec![false; self.rows];
+        self.starts.iter().zip(counts).for_each(|(start, count)| is_ours[*start..start + count].fill(true));
+        self.a.move_into(handle, arena, |row| !is_ours[row]);
+        self.b.move_into(handle, arena, |_| false);
+        let [starts, counts] = [&self.starts_there, &self.counts].map(|of| handle.read::<i64>(&of.view()).unwrap());
+        self.starts_there = arena.numbers(handle, &starts);
+        self.counts = arena.numbers(handle, &counts);
     }
 
     fn poison(&self) -> Vec<u8> {
@@ -190,7 +198,7 @@ impl Experts {
 
 #[test]
 fn groups_are_within_the_bound_of_each_alone() {
-    let Some(handle) = handle().filter(has) else { return };
+    let Some(handle) = handle().filter(has_cublaslts_groups) else { return };
     let mut rng = Noise::new(701);
     let rooms = [128, 64, 260, 4, 132];
     for (i, pair) in PAIRS.into_iter().enumerate() {
@@ -222,7 +230,7 @@ fn groups_are_within_the_bound_of_each_alone() {
 /// Slots, whose counts change between launches of one graph of several products, which share workspace and scratch memory: a handle that has multiplied nothing before.
 #[test]
 fn graphs_of_several_products_follow_counts() {
-    let Some(maker) = handle().filter(has) else { return };
+    let Some(maker) = handle().filter(has_cublaslts_groups) else { return };
     let mut rng = Noise::new(702);
     let fresh = required(Handle::new(0)).unwrap();
     let slot = 132;
@@ -243,6 +251,7 @@ fn graphs_of_several_products_follow_counts() {
         Ok(())
     })
     .unwrap();
+    let mut last: Vec<_> = all.iter().map(Experts::poison).collect();
     for turn in 0..60 {
         let counts: Vec<usize> =
             (0..40).map(|g| if (g + turn) % 3 == 0 { 0 } else { (g * 37 + turn * 11) % (slot + 1) }).collect();
@@ -252,10 +261,20 @@ fn graphs_of_several_products_follow_counts() {
             fresh.write(&mut d.view_mut(), &of.poison()).unwrap();
         }
         fresh.launch(&graph).unwrap();
-        // All are looked at in some turns: the reference takes its time.
-        for (of, d) in all.iter().zip(&ds).filter(|_| turn % 20 == 0) {
-            of.check(&fresh.read_bytes(&d.view()).unwrap(), &counts, &format!("turn {turn}"));
+        let launched: Vec<_> = ds.iter().map(|d| fresh.read_bytes(&d.view()).unwrap()).collect();
+        // A graph that kept numbers of an earlier launch, or arrays of another of its products, would differ from calls that are made with these counts, in this turn or that.
+        for (i, (of, plan)) in all.iter().zip(&mut plans).enumerate() {
+            let what = format!("turn {turn}, product {i}");
+            fresh.write(&mut ds[i].view_mut(), &of.poison()).unwrap();
+            plan.execute(&fresh, of.args(Some(slot), 32, &mut ds[i]).unwrap()).unwrap();
+            assert!(launched[i] == fresh.read_bytes(&ds[i].view()).unwrap(), "{what}: other bits than of a call");
+            assert!(launched[i] != last[i], "{what}: nothing to see");
+            // The reference takes its time.
+            if turn % 20 == 0 {
+                of.check(&launched[i], &counts, &what);
+            }
         }
+        last = launched;
     }
     fresh.synchronize().unwrap();
     assert_eq!(fresh.scratch_bytes(), scratch, "planned for the most rows");
@@ -264,7 +283,7 @@ fn graphs_of_several_products_follow_counts() {
 /// Counts and starts that say what cannot be: nothing is written outside, and the clamped are counted.
 #[test]
 fn any_numbers_are_clamped() {
-    let Some(handle) = handle().filter(has) else { return };
+    let Some(handle) = handle().filter(has_cublaslts_groups) else { return };
     let mut rng = Noise::new(703);
     let mut of =
         Experts::new(&handle, &mut rng, &[8, 4, 12, 8, 8], [128, 160], (E4M3, E4M3), [false, false], DType::F32);
@@ -287,7 +306,7 @@ fn any_numbers_are_clamped() {
 /// A thousand groups, of which most have no rows; no groups; and no rows.
 #[test]
 fn any_number_of_groups() {
-    let Some(handle) = handle().filter(has) else { return };
+    let Some(handle) = handle().filter(has_cublaslts_groups) else { return };
     let mut rng = Noise::new(704);
     let mut of = Experts::new(&handle, &mut rng, &[4; 1000], [128, 144], (E4M3, E4M3), [true; 2], DType::Bf16);
     let mut plan = of.plan(&handle, Some(4), 1);
@@ -305,9 +324,54 @@ fn any_number_of_groups() {
     }
 }
 
+/// All operands in one allocation, each at the smallest alignment that is asked of it, NaN around them and in rows of A of no group: the bits of operands that lie apart, so that what is beside an operand or a group
+/// is in no result, and of all bytes only rows of groups in D are written.
+#[test]
+fn operands_between_guards() {
+    let Some(handle) = handle().filter(has_cublaslts_groups) else { return };
+    let mut rng = Noise::new(706);
+    // The first and the last rows of A are a group's.
+    let (rooms, counts) = ([128, 64, 260, 4, 132], [101, 0, 260, 3, 132]);
+    for (i, pair) in PAIRS.into_iter().enumerate() {
+        for (j, [n, k]) in [[128, 144], [256, 400]].into_iter().enumerate() {
+            let each = [[true; 2], [false, true], [false; 2], [true, false]][(2 * i + j) % 4];
+            let out = OUTS[(i + j) % 3];
+            let what = format!("{pair:?}, {n} x {k}, {out}, scales of groups {each:?}");
+            let mut of = Experts::new(&handle, &mut rng, &rooms, [n, k], pair, each, out);
+            of.set_counts(&handle, &counts.map(|count| count as i64));
+            let mut apart = handle.upload(&of.poison()).unwrap();
+            handle.grouped_gemm(of.args(None, 60, &mut apart).unwrap()).unwrap();
+            let apart = handle.read_bytes(&apart.view()).unwrap();
+            of.check(&apart, &counts, &what);
+
+            let mut plan = of.plan(&handle, None, 60);
+            let mut arena = Arena::new(&handle, 4 << 20);
+            let mut d = arena.place(&handle, &of.poison(), 16);
+            let at = arena.last();
+            of.move_into(&handle, &mut arena, &counts);
+            let (row, pitch) = (n * out.bytes(), (n + of.gap) * out.bytes());
+            let rows_of = |(start, count): (&usize, usize)| places_of_rows(at.start + start * pitch, count, row, pitch);
+            let written: Vec<_> = of.starts.iter().zip(counts).flat_map(rows_of).collect();
+            for planned in [false, true] {
+                let what = format!("{what}, planned {planned}");
+                handle.write(&mut d.view_mut(), &of.poison()).unwrap();
+                let before = arena.ready(&handle);
+                let args = of.args(None, 60, &mut d).unwrap();
+                if planned {
+                    plan.execute(&handle, args).unwrap()
+                } else {
+                    handle.grouped_gemm(args).unwrap()
+                }
+                let after = arena.read_behind(&handle, &before, &written, &what);
+                assert!(after[at.clone()] == apart, "{what}: other bits than of operands apart");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_it_has_not_is_refused() {
-    let Some(handle) = handle().filter(has) else { return };
+    let Some(handle) = handle().filter(has_cublaslts_groups) else { return };
     let mut rng = Noise::new(705);
     let of = Experts::new(&handle, &mut rng, &[128, 128], [128, 128], (E4M3, E4M3), [false; 2], DType::Bf16);
     let mut d = handle.upload(&of.poison()).unwrap();

@@ -1,4 +1,4 @@
-//! Weights of experts without rows are never read: their codes lie at addresses that hold no memory, so that a single read of them is a fault, and their scales are NaN. By every kernel that
+//! Weights of experts without rows are never read: their codes lie at addresses that hold no memory, so that a single read of them is a fault, and their scales are NaN. By every kernel of ours that
 //! multiplies groups: the bits of the used expert alone. And groups without rows take no time.
 //!
 //! Each of these tests runs in a process of its own (`hazards::alone`): a fault ends all work of its process on the GPU.

@@ -1,5 +1,5 @@
 //! The linear layer on the GPU against the one on the CPU: bytes of quantized operands, products within their bounds, tokens that are no
-//! multiple of anything, delayed scaling step by step, a captured training step, guarded memory, and what it refuses.
+//! multiple of anything, delayed scaling step by step, a captured training step, memory between guards, and what it refuses.
 #![cfg(feature = "cuda")]
 
 #[path = "gpu_linear/bias.rs"]
@@ -7,6 +7,8 @@ mod bias;
 mod common;
 #[path = "common/foreign.rs"]
 mod foreign;
+#[path = "common/guarded.rs"]
+mod guarded;
 #[path = "common/hazards.rs"]
 mod hazards;
 #[path = "common/linear.rs"]
@@ -31,8 +33,8 @@ const TOKENS: [usize; 7] = [1, 16, 100, 127, 128, 129, 200];
 const MOST: usize = 208;
 
 fn layer(handle: &Handle, data: &Data, recipe: LinearRecipe, kept: KeptInput) -> Linear {
-    let (w, bias) =
-        (Uploaded::new(handle, &data.w, data.dtype, 8), handle.upload(&bytes_of(data.dtype, &data.bias)).unwrap());
+    let w = Uploaded::new(handle, &data.w, data.dtype, 8);
+    let bias = Uploaded::vector(handle, &data.bias, data.dtype);
     let bias = VecRef::new(&bias, data.dtype, data.bias.len()).unwrap();
     let layer = Linear::new(handle, &w.matrix(), recipe, MOST).unwrap();
     layer.with_bias(handle, &bias).unwrap().with_kept_input(handle, kept).unwrap()
@@ -298,14 +300,11 @@ fn refused<T>(result: Result<T>, words: &[&str]) {
     assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
 }
 
-/// What a pass of many tokens leaves behind is no part of a later one of few.
+/// What a pass of many tokens leaves behind is no part of a later one of few: neither codes of theirs, nor their scales (of a whole X, of rows, or the tail of a tile of block scales), which would show in the bits.
 #[test]
 fn fewer_tokens_after_more_read_nothing_of_those() {
     let Some(handle) = handle() else { return };
-    for (recipe, kept) in [LinearRecipe::Fp8Blockwise, LinearRecipe::Fp8Row, LinearRecipe::Bf16]
-        .into_iter()
-        .flat_map(|recipe| KeptInput::ALL.map(|kept| (recipe, kept)))
-    {
+    for (recipe, kept) in LinearRecipe::all().into_iter().flat_map(|recipe| KeptInput::ALL.map(|kept| (recipe, kept))) {
         let shape = SHAPES[0];
         let many = Data::new(DType::Bf16, shape, TOKENS[6], true);
         let w = Uploaded::new(&handle, &many.w, many.dtype, 0);

@@ -9,10 +9,10 @@ use scaled_gemm::cudarc::driver::sys;
 use scaled_gemm::{
     Activation, ActivationGradient, AmaxHistory, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource,
     CodeFormat, DType, DelayedScaling, DeviceBytes, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale,
-    GroupedDeviceLayout, GroupedGemmArgs, GroupedGemmDesc, GroupedLayout, GroupedRecipe, GroupedRows, GroupedScheme,
-    GroupedSource, GroupedTensor, GroupedTo, GroupedWeightGradient, Handle, KeptInput, KernelFamily, Linear,
-    LinearGradientsInto, LinearRecipe, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantMatrix, QuantizeTo, Recipe,
-    RescaleArgs, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
+    GroupedDeviceLayout, GroupedGemmArgs, GroupedGemmDesc, GroupedGemmPlan, GroupedLayout, GroupedRecipe, GroupedRows,
+    GroupedScheme, GroupedSource, GroupedTensor, GroupedTo, GroupedWeightGradient, Handle, KeptInput, KernelFamily,
+    Linear, LinearGradientsInto, LinearRecipe, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantMatrix, QuantizeTo,
+    Recipe, RescaleArgs, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 /// The driver's pool of stream-ordered memory, from which cudarc allocates: bytes in use now, and the most so far.
@@ -404,15 +404,19 @@ fn experts(handle: &Handle, pool: Option<&Pool>) {
         });
     }
     // The first call of a plan takes what that reserved.
-    for (scheme, in_slots) in [(Scheme::Mxfp8(e4m3), false), (Scheme::Nvfp4, true), (row, true)] {
-        if scheme == row && !hopper {
-            continue;
-        }
-        let (a, b) = (zeros(scheme, rows, k), zeros(scheme, groups * n, k));
-        let desc = GroupedGemmDesc::slots(groups, slot, n, k, scheme, scheme, dtype).with_clamped(true);
-        let asked = if in_slots { desc.with_product_a_slot(true).with_streams(groups) } else { desc };
+    let launch = |scheme| GroupedGemmDesc::slots(groups, slot, n, k, scheme, scheme, dtype).with_clamped(true);
+    let in_slots = |scheme| launch(scheme).with_product_a_slot(true).with_streams(groups);
+    let mut asked = vec![launch(Scheme::Mxfp8(e4m3)), in_slots(Scheme::Nvfp4)];
+    if hopper {
+        asked.push(in_slots(row));
+    }
+    if has_cublaslts_groups(handle) {
+        asked.push(launch(Scheme::Fp8Tensor(e4m3)).with_by_cublaslt(true));
+    }
+    for desc in asked {
+        let (a, b) = (zeros(desc.b, rows, k), zeros(desc.b, groups * n, k));
         let fresh = Handle::new(0).unwrap();
-        let mut plan = fresh.plan_grouped(&asked.with_expected_rows(64)).unwrap();
+        let mut plan = fresh.plan_grouped(&desc.with_expected_rows(64)).unwrap();
         fresh.synchronize().unwrap();
         let words = plan.explain().to_string();
         let held = fresh.scratch_bytes();
@@ -448,6 +452,58 @@ fn experts(handle: &Handle, pool: Option<&Pool>) {
                 handle.grouped_weight_gradient(of.clamped(clamped.view_mut())).unwrap();
             }
         });
+    }
+}
+
+/// cuBLASLt's own product of groups: a plan takes as much of the pool as the scratch memory that it says, which is what `docs/memory.md` says, and no call takes more, planned or not.
+fn cublaslts_groups(handle: &Handle, pool: Option<&Pool>) {
+    if !has_cublaslts_groups(handle) {
+        return;
+    }
+    let (n, k, dtype, scheme) = (128, 144, DType::Bf16, Scheme::Fp8Tensor(Fp8Format::E4M3));
+    // The last number of groups is odd, and so many that each array of theirs is longer than a page.
+    for (groups, slot, each) in [(3, 256, false), (1001, 4, true)] {
+        let rows = groups * slot;
+        let [a, b] = [rows, groups * n].map(|rows| QuantMatrix::zeros(handle, scheme, rows, k).unwrap());
+        let (scales, counts) =
+            (handle.upload(&vec![1.0f32; groups]).unwrap(), handle.upload(&vec![3i64; groups]).unwrap());
+        let mut d = handle.alloc(rows * n * 2).unwrap();
+        let mut multiply = |on: &Handle, plan: Option<&mut GroupedGemmPlan>| {
+            let places = GroupedRows::Masked { slot_rows: slot, counts: counts.view() };
+            let d = MatMut::new(&mut d, dtype, rows, n).unwrap();
+            let args = GroupedGemmArgs::new(&a, &b, groups, places, d).by_cublaslt();
+            let args = if each { args.scales_of_a(scales.view()) } else { args };
+            match plan {
+                Some(plan) => plan.execute(on, args),
+                None => on.grouped_gemm(args),
+            }
+            .unwrap();
+        };
+        let fresh = Handle::new(0).unwrap();
+        // What the first plan of a handle loads and makes is there by then.
+        assert!(has_cublaslts_groups(&fresh));
+        fresh.trim_scratch().unwrap();
+        let used = || {
+            handle.synchronize().unwrap();
+            fresh.synchronize().unwrap();
+            pool.map(|pool| pool.used().0)
+        };
+        let before = used();
+        let desc = GroupedGemmDesc::slots(groups, slot, n, k, scheme, scheme, dtype).with_by_cublaslt(true);
+        let mut plan = fresh.plan_grouped(&desc.with_scales_of_groups([each, false])).unwrap();
+        let planned = used();
+        let (words, says, scratch) = (plan.explain().to_string(), plan.scratch_bytes(), fresh.scratch_bytes());
+        assert_eq!(says, 72 * groups.next_multiple_of(2) + 16, "{words}");
+        assert!(words.contains(&format!("{says} bytes of scratch memory")), "{words}");
+        assert_eq!(scratch, says.next_multiple_of(2 << 20), "{words}");
+        // The pool rounds both up.
+        let as_much = fresh.alloc(scratch).unwrap();
+        let [planned, more] = [planned.zip(before), used().zip(planned)].map(|two| two.map(|(now, then)| now - then));
+        assert_eq!(planned, more, "bytes of the pool of a plan, and of memory as large as its scratch\n{words}");
+        drop(as_much);
+        allocates_nothing(&fresh, pool, &format!("planned: {words}"), || multiply(&fresh, Some(&mut plan)));
+        allocates_nothing(&fresh, pool, &format!("without a plan: {words}"), || multiply(&fresh, None));
+        assert_eq!(fresh.scratch_bytes(), scratch, "{words}");
     }
 }
 
@@ -514,6 +570,7 @@ fn execute_and_the_into_calls_allocate_nothing() {
     casts(&handle, pool, &mut rng);
     grouped_tensors(&handle, pool);
     experts(&handle, pool);
+    cublaslts_groups(&handle, pool);
     let (acc, mut d) = (poisoned(&handle, 64 * 520 * 4), poisoned(&handle, 64 * 520 * 2));
     allocates_nothing(&handle, pool, "rescale_into", || {
         let acc = MatRef::new(&acc, DType::F32, 64, 520).unwrap();

@@ -432,6 +432,41 @@ fn results_of_grouped_products_lie_apart_from_scales_of_groups() {
     handle.synchronize().unwrap();
 }
 
+/// The same of cuBLASLt's own product, by starts and scales of groups: the library itself checks nothing that lies on the device.
+#[test]
+fn results_of_cublaslts_groups_lie_apart_from_what_they_read() {
+    let Some(handle) = handle().filter(has_cublaslts_groups) else { return };
+    let (groups, slot, n, k, tensor) = (2, 128, 128, 128, Scheme::Fp8Tensor(F));
+    let [rows, of_b] = [groups * slot, groups * n];
+    let call = |at: &dyn Fn(usize, usize) -> DeviceBuffer, counted: bool| {
+        let (a, b) = (quant_matrix(at, &[0, 1], tensor, [rows, k]), quant_matrix(at, &[2, 3], tensor, [of_b, k]));
+        let ([of_a, of_b], [counts, starts]) = ([4, 5].map(|i| at(i, groups * 4)), [6, 7].map(|i| at(i, groups * 8)));
+        let mut d = at(8, rows * n * 2);
+        let places = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+        let args = GroupedGemmArgs::new(&a, &b, groups, places, MatMut::new(&mut d, DType::Bf16, rows, n)?);
+        let args = args.by_cublaslt().scales_of_a(of_a.view()).scales_of_b(of_b.view());
+        if !counted {
+            return handle.grouped_gemm(args);
+        }
+        handle.grouped_gemm(args.clamped(at(9, 4).view_mut()))
+    };
+    let (scales, places) = ("scales of groups", "where groups lie");
+    refusals(&handle, &["A", "A", "B", "B", scales, scales, places, places, "D"], 1, |at| call(at, false));
+    let names = [
+        "codes of A",
+        "scales of A",
+        "codes of B",
+        "scales of B",
+        "scales of the groups of A",
+        "scales of the groups of B",
+        "counts of groups",
+        "starts of groups",
+        "D",
+        "count of clamped groups",
+    ];
+    refusals(&handle, &names, 1, |at| call(at, true));
+}
+
 /// dW, and the count, of gradients in one launch.
 #[test]
 fn gradients_of_groups_lie_apart_from_what_they_read() {

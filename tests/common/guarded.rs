@@ -126,7 +126,7 @@ impl Arena {
     }
 
     /// All bytes. Panics if one between operands is no longer 0xFF.
-    fn read(&self, handle: &Handle, words: &str) -> Vec<u8> {
+    pub fn read(&self, handle: &Handle, words: &str) -> Vec<u8> {
         let all = handle.read_bytes(&self.whole.view()).unwrap();
         let mut from = 0;
         for (i, range) in self.placed.iter().cloned().chain(std::iter::once(all.len()..all.len())).enumerate() {

@@ -8,6 +8,13 @@ use scaled_gemm::{
 };
 
 use super::common::{bytes_of, round_to, values_of};
+use super::guarded::Arena;
+
+/// Bytes of an operand by itself between guards, and the arena where it lies.
+fn between_guards(handle: &Handle, bytes: &[u8], alignment: usize) -> (DeviceBuffer, Arena) {
+    let mut arena = Arena::new(handle, bytes.len() + 2048);
+    (arena.place(handle, bytes, alignment), arena)
+}
 
 /// X, W, dY and bias, numbers of one type.
 pub struct Data {
@@ -41,7 +48,7 @@ impl Data {
     }
 }
 
-/// A matrix in a buffer of this crate, rows apart by `gap` elements of NaN, which lie behind the last row too.
+/// A matrix in a buffer of this crate, at no more than the alignment that is asked of it, rows apart by `gap` elements of NaN, which lie before the first row and behind the last one too.
 pub struct Uploaded {
     pub buffer: DeviceBuffer,
     pub dtype: DType,
@@ -58,12 +65,13 @@ impl Uploaded {
             values.resize(values.len() + gap, f32::NAN);
         }
         values.resize(values.len() + 64, f32::NAN);
-        Self {
-            buffer: handle.upload(&bytes_of(dtype, &values)).unwrap(),
-            dtype,
-            shape: (rows, cols),
-            stride: cols + gap,
-        }
+        let buffer = between_guards(handle, &bytes_of(dtype, &values), 16).0;
+        Self { buffer, dtype, shape: (rows, cols), stride: cols + gap }
+    }
+
+    /// A bias.
+    pub fn vector(handle: &Handle, x: &[f32], dtype: DType) -> DeviceBuffer {
+        between_guards(handle, &bytes_of(dtype, x), dtype.bytes()).0
     }
 
     pub fn matrix(&self) -> MatRef<'_> {
@@ -74,6 +82,7 @@ impl Uploaded {
 /// A result on the device, rows apart, with bytes of 0xFF wherever nothing may be written.
 pub struct Target {
     pub buffer: DeviceBuffer,
+    arena: Arena,
     pub dtype: DType,
     pub shape: (usize, usize),
     stride: usize,
@@ -81,8 +90,8 @@ pub struct Target {
 
 impl Target {
     pub fn new(handle: &Handle, dtype: DType, rows: usize, cols: usize, gap: usize) -> Self {
-        let buffer = handle.upload(&vec![0xFFu8; rows * (cols + gap) * dtype.bytes() + 1024]).unwrap();
-        Self { buffer, dtype, shape: (rows, cols), stride: cols + gap }
+        let (buffer, arena) = between_guards(handle, &vec![0xFF; rows * (cols + gap) * dtype.bytes() + 1024], 16);
+        Self { buffer, arena, dtype, shape: (rows, cols), stride: cols + gap }
     }
 
     pub fn matrix(&mut self) -> MatMut<'_> {
@@ -93,7 +102,7 @@ impl Target {
     /// The values; panics if anything was written beside them.
     pub fn read(&self, handle: &Handle) -> Array2<f32> {
         let ((rows, cols), size) = (self.shape, self.dtype.bytes());
-        let bytes: Vec<u8> = handle.read(&self.buffer.view()).unwrap();
+        let bytes = &self.arena.read(handle, "a result of a layer")[self.arena.last()];
         let mut inside = Vec::new();
         for (i, row) in bytes.chunks(self.stride * size).take(rows).enumerate() {
             let (values, gap) = row.split_at(cols * size);
@@ -108,7 +117,7 @@ impl Target {
 /// dW and the gradient of the bias, in memory of the test.
 pub struct Gradients {
     pub weight: Target,
-    pub bias: Option<DeviceBuffer>,
+    pub bias: Option<(DeviceBuffer, Arena)>,
 }
 
 impl Gradients {
@@ -116,19 +125,21 @@ impl Gradients {
     pub fn new(handle: &Handle, layer: &Linear, has_bias: bool, gap: usize) -> Self {
         let (out, features) = (layer.out_features(), layer.in_features());
         let weight = Target::new(handle, DType::F32, out, features, gap);
-        let bias = has_bias.then(|| handle.upload(&vec![f32::NAN; out]).unwrap());
+        let bias = has_bias.then(|| between_guards(handle, &bytes_of(DType::F32, &vec![f32::NAN; out]), 4));
         let mut new = Self { weight, bias };
         layer.zero_gradients(handle, new.views()).unwrap();
         new
     }
 
     pub fn views(&mut self) -> LinearGradientsInto<'_> {
-        LinearGradientsInto { weight: self.weight.matrix(), bias: self.bias.as_mut().map(DeviceBuffer::view_mut) }
+        LinearGradientsInto { weight: self.weight.matrix(), bias: self.bias.as_mut().map(|bias| bias.0.view_mut()) }
     }
 
     pub fn read(&self, handle: &Handle) -> (Array2<f32>, Vec<f32>) {
-        let bias = self.bias.as_ref().map_or(Vec::new(), |bias| handle.read(&bias.view()).unwrap());
-        (self.weight.read(handle), bias)
+        let numbers = |(_, arena): &(DeviceBuffer, Arena)| {
+            values_of(DType::F32, &arena.read(handle, "the gradient of a bias")[arena.last()])
+        };
+        (self.weight.read(handle), self.bias.as_ref().map_or(Vec::new(), numbers))
     }
 }
 

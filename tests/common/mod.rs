@@ -9,8 +9,8 @@ pub use scaled_gemm::codec::round_to;
 use scaled_gemm::cudarc::driver::CudaSlice;
 pub use scaled_gemm::reference::Noise;
 use scaled_gemm::{
-    BorrowsOutliveGraph, CapturedGraph, DType, Error, Handle, HostQuantMatrix, KernelFamily, QuantMatrix, Result,
-    Scheme, Timing,
+    BorrowsOutliveGraph, CapturedGraph, DType, Error, Fp8Format, GroupedGemmDesc, Handle, HostQuantMatrix,
+    KernelFamily, QuantMatrix, Result, Scheme, Timing,
 };
 
 /// A handle on GPU 0, with cuBLASLt. Without one of both: prints why and gives `None`, or panics if `SCALED_GEMM_REQUIRE_GPU=1`.
@@ -40,6 +40,27 @@ pub fn handle_with(family: KernelFamily) -> Option<Handle> {
         return None;
     }
     Some(handle)
+}
+
+/// Whether cuBLASLt has a product of groups of its own here that is not known to err; else that it is refused in words, and a reason to skip is printed.
+pub fn has_cublaslts_groups(handle: &Handle) -> bool {
+    let tensor = Scheme::Fp8Tensor(Fp8Format::E4M3);
+    let desc = GroupedGemmDesc::contiguous(5, 256, 128, 128, tensor, tensor, DType::Bf16).with_by_cublaslt(true);
+    match handle.plan_grouped(&desc) {
+        Ok(plan) => {
+            let text = plan.explain();
+            assert!(text.contains("cuBLASLt's own product of groups") && text.contains("asked for"), "{text}");
+            true
+        }
+        Err(error) => {
+            let text = error.to_string();
+            let reasons = ["has no grouped products", "alone (documentation)", "does not call them"];
+            let reasons = reasons.iter().any(|reason| text.contains(reason)) || matches!(error, Error::Library { .. });
+            assert!(reasons, "{text}");
+            println!("skipped: {text}");
+            false
+        }
+    }
 }
 
 /// Whether so many GiB of device memory are free; else a reason to skip is printed.

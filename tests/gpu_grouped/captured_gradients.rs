@@ -8,14 +8,15 @@ use scaled_gemm::{
     GroupedSource, GroupedTo, Handle, KernelFamily,
 };
 
-/// One graph, launched with members of other shapes, and with those of the gradient and of x in other places, each time.
+/// Of every activation one graph, launched with other numbers, members of other shapes, and with those of the gradient and of x in other places, each time: a graph that kept any of these would have the bytes of an
+/// earlier launch.
 #[test]
 fn gradients_are_captured() {
     let Some(handle) = handle() else { return };
     handle.load_kernels(&[KernelFamily::Grouped]).unwrap();
     // Members that each block adds up itself, and those that a plan goes before.
     for (count, length) in [(70, 40_000), (600, 400_000)] {
-        for of in [ActivationGradient::Silu, ActivationGradient::Relu] {
+        for of in GRADIENTS {
             captured_of(&handle, of, count, length);
         }
     }

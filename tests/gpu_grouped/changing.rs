@@ -64,6 +64,8 @@ fn captured_steps_of_members_that_come_and_go() {
             (e5m2, silu, AmaxHistory::Max),
             (e5m2.shared(), Some(ActivationGradient::SquaredRelu), AmaxHistory::Max),
             (e5m2, Some(ActivationGradient::Relu), AmaxHistory::MostRecent),
+            (e5m2, Some(ActivationGradient::Gelu), AmaxHistory::MostRecent),
+            (e4m3, Some(ActivationGradient::QuickGelu), AmaxHistory::Max),
         ] {
             check(&handle, (count, length), scheme, of, DelayedScaling::new(WINDOW, 1, rule).unwrap());
         }

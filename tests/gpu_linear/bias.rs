@@ -39,7 +39,7 @@ fn the_gradient_of_a_bias_comes_with_the_cast_of_dy() {
                 let what = format!("{recipe} in {dtype}");
                 let data = Data::new(*dtype, SHAPES[0], 100, false);
                 let (w, dy) = (Uploaded::new(&handle, &data.w, *dtype, 0), Uploaded::new(&handle, &data.dy, *dtype, 0));
-                let bias = handle.upload(&bytes_of(*dtype, &data.bias)).unwrap();
+                let bias = Uploaded::vector(&handle, &data.bias, *dtype);
                 let enqueued = |has_bias: bool| {
                     let mut layer = Linear::new(&handle, &w.matrix(), recipe, MOST).unwrap();
                     if has_bias {

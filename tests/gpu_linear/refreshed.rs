@@ -60,7 +60,7 @@ fn a_refreshed_layer_is_one_made_of_the_new_weight() {
             passes.enqueue(&handle, &mut refreshed, &mut quantized).unwrap();
             assert!(passes.read(&handle) == before, "{what}, before");
             let mut w = Uploaded::new(&handle, &old.w, dtype, 8);
-            let mut bias = handle.upload(&bytes_of(dtype, &old.bias)).unwrap();
+            let mut bias = Uploaded::vector(&handle, &old.bias, dtype);
             let mut step = |w: &Uploaded, bias: &scaled_gemm::DeviceBuffer, passes: &mut Passes<'_>| {
                 refreshed.refresh(&handle, &w.matrix())?;
                 refreshed.refresh_bias(&handle, &VecRef::new(bias, dtype, out)?)?;
