@@ -3,55 +3,20 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/refusals.rs"]
+mod refusals;
 
 use common::*;
+use refusals::refusals;
 use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
     DeviceBytesMut, Error, Fp8Format, Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedGemmArgs, GroupedLayout,
-    GroupedRows, GroupedScheme, GroupedSource, GroupedTensor, GroupedWeightGradient, Handle, MatMut, MatRef,
-    QuantMatrix, QuantizeTo, Recipe, Result, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
+    GroupedRows, GroupedScheme, GroupedSource, GroupedTensor, GroupedWeightGradient, MatMut, MatRef, QuantMatrix,
+    QuantizeTo, Recipe, Result, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 const F: Fp8Format = Fp8Format::E4M3;
-
-/// Bytes from a place to the next: none is longer.
-const PLACE: usize = 1 << 17;
-
-/// Calls `call` with memory for operand i, so many bytes of zeros: first all of it apart, then each of the last `written` at the place of every one before it. `names` are what messages say;
-/// nothing where those depend on how a call is made.
-#[track_caller]
-fn refusals(
-    handle: &Handle,
-    names: &[&str],
-    written: usize,
-    call: impl Fn(&dyn Fn(usize, usize) -> DeviceBuffer) -> Result<()>,
-) {
-    let memory = handle.stream().alloc_zeros::<u8>(names.len() * PLACE).unwrap();
-    let (base, _guard) = memory.device_ptr(handle.stream());
-    let ask = |place: &dyn Fn(usize) -> usize| {
-        call(&|i, bytes| {
-            assert!((1..=PLACE).contains(&bytes), "{}: {bytes} bytes", names[i]);
-            // SAFETY: a part of `memory`, which lives to the end, on this handle's stream; nobody else knows it.
-            unsafe { DeviceBuffer::from_raw(handle.stream(), base + (place(i) * PLACE) as u64, bytes, ()) }.unwrap()
-        })
-    };
-    match ask(&|i| i) {
-        Err(Error::Pair { reason, .. }) => return println!("skipped: {reason}"),
-        done => done.unwrap(),
-    }
-    let before = handle.stream().clone_dtoh(&memory).unwrap();
-    let first = names.len() - written;
-    for (moved, onto) in (first..names.len()).flat_map(|moved| (0..moved).map(move |onto| (moved, onto))) {
-        let result = ask(&|i| if i == moved { onto } else { i });
-        let said = result.map_or_else(|refused| refused.to_string(), |()| "taken".to_string());
-        let says = said.contains("must not overlap") && said.contains(names[moved]) && said.contains(names[onto]);
-        let says = says && said.ends_with("; pass memory of its own");
-        assert!(says, "operand {moved} ({}) at {onto} ({}): {said}", names[moved], names[onto]);
-    }
-    assert!(handle.stream().clone_dtoh(&memory).unwrap() == before, "a refused call has written");
-    handle.synchronize().unwrap();
-}
 
 /// That of a source: groups of 128 are cast by DeepSeek's rule alone.
 fn recipe(scheme: Scheme) -> Recipe {
