@@ -364,6 +364,15 @@ fn an_amax_of_groups_that_does_not_fit_is_refused() {
     // More rows than there can be, which takes no memory where they have no columns.
     let endless = MatRef::new(&on, DType::F32, 1 << 62, 0).unwrap();
     refused(&endless, groups, slots(128), 0..20, &["2^31"]);
+    let said = handle.row_amax_into(&endless, &mut handle.alloc(64).unwrap().view_mut()).unwrap_err().to_string();
+    assert!(said.contains("row amax") && said.contains("64 bytes"), "{said}");
+    // Numbers that are too few are refused where there are no rows, too.
+    let none = MatRef::new(&on, DType::F32, 0, cols).unwrap();
+    let mut q = scaled_gemm::QuantMatrix::zeros(&handle, Scheme::Nvfp4Row, 0, cols).unwrap();
+    let levels = GivenScale::Amax(memory.view());
+    let said = handle.quantize_nvfp4_groups_into(&none, Recipe::new(Scheme::Nvfp4Row), &levels, 7, &begun(), &mut q);
+    let said = said.unwrap_err().to_string();
+    assert!(said.contains("second levels of groups") && said.contains("28"), "{said}");
     // In a capture, on a handle that has no scratch memory yet.
     let fresh = Handle::new(0).unwrap();
     let (on, counts) = (fresh.upload(&vec![1f32; ROWS * cols]).unwrap(), fresh.upload(&[1i64; 5]).unwrap());

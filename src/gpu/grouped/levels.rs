@@ -74,16 +74,16 @@ impl Handle {
             let levels = self.scratch(x.rows() * 4)?;
             rows.with_places(groups, &order, |places| {
                 check_levels_apart(read_of(x, &source), &of_groups, &places, &parts)?;
-                if x.rows() == 0 || x.cols() == 0 {
-                    // As of rows without elements whose levels are found.
-                    return kernels.zero(queue, &parts.scales, x.rows() * 4);
-                }
                 let (of_none, levels_of_rows) = match scales {
                     GivenScale::Amax(_) => (0.0, Factor::RowAmax(&levels)),
                     GivenScale::Encode(_) => (f32::INFINITY, Factor::RowEncode(&levels)),
                     GivenScale::Decode(_) => (0.0, Factor::RowDecode(&levels)),
                 };
                 kernels.spread_over_groups(queue, (&of_groups, of_none), &levels, x.rows(), &places)?;
+                if x.rows() == 0 || x.cols() == 0 {
+                    // As of rows without elements whose levels are found.
+                    return kernels.zero(queue, &parts.scales, x.rows() * 4);
+                }
                 let (input, given) = (input(x, &source), [Some(levels_of_rows), None]);
                 kernels.quantize_nvfp4(queue, &input, nvfp4, given, false, Some(&output(&parts)), None)
             })?;
