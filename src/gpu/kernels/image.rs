@@ -48,7 +48,7 @@ pub enum KernelFamily {
     Sm90,
     /// The same of E5M2 codes on one side and E4M3 codes on the other.
     Sm90E5m2,
-    /// Products of few rows of FP8 codes on sm_90, and on no other GPU, also with SwiGLU in the kernel, and those of 17 to 64 rows with weights that are decoded, which [`Self::SmallMWeights`] has there, too.
+    /// Products of few rows of FP8 codes on sm_90, and on no other GPU, also with SwiGLU in the kernel, and those of 9 to 64 rows with weights that are decoded, which [`Self::SmallMWeights`] has there, too.
     SmallM,
     /// Products of few rows of BF16 or F16 numbers with weights that are decoded.
     SmallMWeights,
