@@ -256,7 +256,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                         gpu_experts_gradient) tests=(starts_give gradients_in_e5m2) ;;
                         gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated) tests=(each_kernel_once) ;;
                         gpu_small_m_groups) tests=(each_kernel_once second_parts) ;;
-                        gpu_small_m_wgmma) ;;
+                        gpu_small_m_wgmma) tests=(what_explain weights_that) ;;
                         gpu_grouped_cublaslt) tests=(any_numbers graphs) ;;
                         *) continue ;;
                     esac

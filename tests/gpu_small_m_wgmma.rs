@@ -38,6 +38,11 @@ fn hopper() -> Option<Handle> {
     None
 }
 
+/// Whether it has as many multiprocessors as those for which these tests say where parts of sums meet.
+fn usual(handle: &Handle) -> bool {
+    handle.device().sm_count == 132
+}
+
 fn plan(handle: &Handle, [m, n, k]: [usize; 3], b: &QuantMatrix) -> GemmPlan {
     let desc = GemmDesc::new(m, n, k, Operand::Plain(DType::Bf16), b.scheme(), DType::Bf16);
     let options = PlanOptions::default().with_formulation(Formulation::SmallM);
@@ -68,6 +73,10 @@ fn what_explain_says_is_what_is_launched() {
                 (64, 3928, 7200),
                 (130, 1160, 384),
             ] {
+                let e2m1 = b == Scheme::Nvfp4Row;
+                if n == 8200 && !e2m1 {
+                    continue;
+                }
                 if m > 64 && !matches!(b, Scheme::Fp8Row(_) | Scheme::Fp8Group1x128(_) | Scheme::Fp8Group128x128(_)) {
                     continue;
                 }
@@ -78,14 +87,14 @@ fn what_explain_says_is_what_is_launched() {
                 let words = plan.explain();
                 let by_warpgroups = words.contains("by warpgroup products");
                 let in_memory = words.contains("one that adds parts of sums");
-                let e2m1 = b == Scheme::Nvfp4Row;
                 let want = match (m, n) {
                     (16, _) => e2m1 && n == 8200,
                     (17, _) => e2m1 || n > 2048,
                     _ => true,
                 };
                 assert_eq!(by_warpgroups, want, "{b}, {m} x {n} x {k}: {words}");
-                assert_eq!(in_memory, by_warpgroups && [3928, 8200].contains(&n), "{b}, {m} x {n} x {k}: {words}");
+                let meets = by_warpgroups && [3928, 8200].contains(&n);
+                assert!(in_memory == meets || !usual(&handle), "{b}, {m} x {n} x {k}: {words}");
                 let mut run = || {
                     let (x, d) = (MatRef::new(&x, DType::Bf16, m, k)?, MatMut::new(&mut d, DType::Bf16, m, n)?);
                     plan.execute(&handle, GemmArgs::weight_only(x, &w, d))
@@ -175,7 +184,7 @@ fn check_bits(
                 (all[own].to_vec(), words.contains("one that adds parts of sums"))
             };
             let (whole, in_memory) = rows(0, all);
-            assert_eq!(in_memory, meets_in_memory, "{scheme}, {order}, {all} rows, {config}");
+            assert!(in_memory == meets_in_memory || !usual(handle), "{scheme}, {order}, {all} rows, {config}");
             for from in (0..all).step_by(8) {
                 let to = all.min(from + 8);
                 let (few, in_memory) = rows(from, to);
@@ -200,7 +209,7 @@ fn parts_that_meet_in_memory_have_the_bits_of_clusters() {
         &mut Noise::new(953),
         [3928, 7200],
         &weights,
-        &[17, 33, 64, 130],
+        &[17, 33, 64, 97, 130],
         &[(2, false), (4, true), (8, true)],
     );
 }
@@ -211,34 +220,37 @@ fn few_rows_of_many_weights_have_the_bits_of_other_kernels() {
     let Some(handle) = hopper() else { return };
     let weights = [
         (Scheme::Nvfp4, CodeOrder::Published),
-        (Scheme::Nvfp4Row, CodeOrder::Published),
         (Scheme::Nvfp4, CodeOrder::Repacked),
+        (Scheme::Nvfp4, CodeOrder::Repacked),
+        (Scheme::Nvfp4Row, CodeOrder::Published),
         (Scheme::Mxfp4, CodeOrder::Published),
     ];
     check_bits(&handle, &mut Noise::new(954), [8200, 8224], &weights, &[9, 16], &[(1, false), (2, false), (4, true)]);
 }
 
-/// Codes and all scales are written by the kernel before, again and again, with A and what multiplies it: eagerly and in a graph.
+/// Codes and all scales are written by the kernel before, again and again, and another A is multiplied each time: eagerly, in a graph and as a chain, of clusters and of parts that meet in memory.
 #[test]
 fn weights_that_were_just_written_are_what_is_multiplied() {
     alone(|| {
         let Some(handle) = hopper() else { return };
         let mut rng = Noise::new(952);
-        let (m, n, k) = (33, 4096, 4096);
-        for b in WEIGHTS {
+        let (m, k) = (33, 4096);
+        for (b, (n, in_memory)) in WEIGHTS.into_iter().flat_map(|b| [(3840, false), (4096, true)].map(|n| (b, n))) {
             let recipe = Recipe::new(b);
             let sources = [0; 3].map(|_| numbers(&handle, &mut rng, n, k));
             let source = |i: usize| MatRef::new(&sources[i], DType::Bf16, n, k);
-            let x = numbers(&handle, &mut rng, m, k);
-            let x = || MatRef::new(&x, DType::Bf16, m, k);
+            let rows = [0; 3].map(|_| numbers(&handle, &mut rng, m, k));
+            let x = |i: usize| MatRef::new(&rows[i], DType::Bf16, m, k);
             let mut d = [0; 3].map(|_| handle.alloc(m * n * 2).unwrap());
             let mut written = handle.quantize(&source(0).unwrap(), recipe).unwrap();
             let mut plan = plan(&handle, [m, n, k], &written);
-            assert!(plan.explain().contains("by warpgroup products"), "{}", plan.explain());
+            let words = plan.explain();
+            assert!(words.contains("by warpgroup products"), "{words}");
+            assert!(words.contains("one that adds parts of sums") == in_memory || !usual(&handle), "{words}");
             let want = [0, 1, 2].map(|i| {
                 let alone = handle.quantize(&source(i).unwrap(), recipe).unwrap();
                 let out = MatMut::new(&mut d[i], DType::Bf16, m, n).unwrap();
-                plan.execute(&handle, GemmArgs::weight_only(x().unwrap(), &alone, out)).unwrap();
+                plan.execute(&handle, GemmArgs::weight_only(x(i).unwrap(), &alone, out)).unwrap();
                 handle.read_bytes(&d[i].view()).unwrap()
             });
             assert!(want[0] != want[1] && want[1] != want[2], "{b}: weights that change nothing");
@@ -246,7 +258,7 @@ fn weights_that_were_just_written_are_what_is_multiplied() {
                 (0..3).try_for_each(|i| {
                     handle.quantize_into(&source(i)?, recipe, QuantizeTo::Plain(&mut written))?;
                     let out = MatMut::new(&mut d[i], DType::Bf16, m, n)?;
-                    plan.execute(&handle, GemmArgs::weight_only(x()?, &written, out))
+                    plan.execute(&handle, GemmArgs::weight_only(x(i)?, &written, out))
                 })
             };
             let check = |d: &[DeviceBuffer; 3], how: &str| {
@@ -258,12 +270,15 @@ fn weights_that_were_just_written_are_what_is_multiplied() {
                 all(&mut d).unwrap();
                 check(&d, &format!("round {round}"));
             }
-            let graph = foreign(&handle, THREAD_LOCAL, || all(&mut d));
-            for launch in 0..40 {
-                d.iter_mut().for_each(|d| handle.write(&mut d.view_mut(), &[0xFFu8; 64]).unwrap());
-                graph.launch().unwrap();
-                handle.synchronize().unwrap();
-                check(&d, &format!("launch {launch}"));
+            for chained in [false, true] {
+                let mut enqueue = || if chained { handle.chain(|| all(&mut d)) } else { all(&mut d) };
+                let graph = foreign(&handle, THREAD_LOCAL, &mut enqueue);
+                for launch in 0..20 {
+                    d.iter_mut().for_each(|d| handle.write(&mut d.view_mut(), &[0xFFu8; 64]).unwrap());
+                    graph.launch().unwrap();
+                    handle.synchronize().unwrap();
+                    check(&d, &format!("launch {launch}, in a chain: {chained}"));
+                }
             }
         }
     });

@@ -97,7 +97,7 @@ impl<'a> FusedGemmArgs<'a> {
     /// [`reference::swiglu`](crate::reference::swiglu) of the two products in FP32.
     ///
     /// Codes are `quantize(D)` of D in FP32, in two launches: the kernel and the quantizer, with D in 4 m n bytes of scratch memory, or both products, in 8 m n bytes, and a pass over
-    /// them that casts; of 17 rows and more often in three, by warpgroup products, with A in scratch memory, too ([`FusedGemmArgs::explain`] says which). Of groups they are refused: the quantizer casts every row.
+    /// them that casts; of 9 rows and more often in three or four, by warpgroup products, with A and parts of sums in scratch memory, too ([`FusedGemmArgs::explain`] says which). Of groups they are refused: the quantizer casts every row.
     /// Groups of more than 16 usual rows (E4M3 codes: 64) take a launch before, which arranges A in scratch memory: call it once with these shapes and expected rows before a capture.
     ///
     /// ```no_run

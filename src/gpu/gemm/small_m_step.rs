@@ -41,6 +41,12 @@ impl SmallMGpu {
         Wgmma::of(config, codes, [m.min(64), n, k], self.sm_count).filter(|_| self.wgmma)
     }
 
+    /// Where the parts of sums of such a product meet: in memory, if those of any pass do.
+    pub(crate) fn meeting(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> Option<Meeting> {
+        let passes = Wgmma::passes(config, codes, mnk, self.sm_count).filter(|_| self.wgmma);
+        passes.map(|pass| pass.meeting()).max()
+    }
+
     /// Scratch memory of a product for A in the order of warpgroup products, and for sums over parts of k; 0: it needs none.
     pub(crate) fn scratch_bytes(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> usize {
         match self.wgmma {
@@ -124,7 +130,7 @@ impl SmallMProduct {
     /// What `explain` says of it beside its configuration.
     pub(crate) fn words(&self) -> String {
         let passes = if self.passes() > 1 { format!(", {} passes over B", self.passes()) } else { String::new() };
-        match self.gpu.wgmma(self.config(), self.codes, self.mnk).map(|pass| pass.meeting()) {
+        match self.gpu.meeting(self.config(), self.codes, self.mnk) {
             Some(Meeting::Cluster) => format!("{passes}, by warpgroup products, behind a kernel that arranges A"),
             Some(Meeting::Memory) => {
                 format!(

@@ -100,7 +100,7 @@ impl std::fmt::Display for Gated {
 }
 
 /// That for m rows, which are no groups, with a B of n rows: in the configuration that this product by itself has. Where that is no tile, as E2M1
-/// weights have it up to 16 rows, or its tiles do not all run at once, the product and a pass are faster than both in one kernel, whose tiles are slower by more than the pass takes (H200,
+/// weights mostly have it up to 16 rows, or its tiles do not all run at once, the product and a pass are faster than both in one kernel, whose tiles are slower by more than the pass takes (H200,
 /// 2026-11, the record of experts, m = 1: `nvfp4-row` 57344 x 8192 88 us for the product, 89.4 with the pass, 106 in one kernel; FP8 70.5 of 36864 x 7168 for the product, 74.4 in one kernel; 11.0 and 12.0 of
 /// 4096 x 7168). And so it is where the product is one of warpgroup products, of which there are none with two matrices without groups.
 pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu) -> Result<Gated> {
@@ -110,7 +110,7 @@ pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu) -> 
     };
     Ok(match order_on(weights.operands(), codes, mnk, gpu).first() {
         Some(own) if then_pass(*own) => {
-            let meeting = gpu.wgmma(*own, codes, mnk).map(|pass| pass.meeting());
+            let meeting = gpu.meeting(*own, codes, mnk);
             Gated::ThenPass(*own, meeting, gpu.scratch_bytes(*own, codes, mnk))
         }
         Some(tile) => Gated::Tiles(config.with_tile(*tile)),

@@ -39,7 +39,7 @@ pub enum SmallMBlock {
     Sixteen,
     /// E2M1 weights: the same with 16 rows of B for 32.
     Narrow,
-    /// E2M1 weights: four warps, each with a quarter of the block's 128 rows of B, for up to 64 rows of A, which they share. The one above 16 rows; below, it is tried last.
+    /// E2M1 weights: four warps, each with a quarter of the block's 128 rows of B, for up to 64 rows of A, which they share. The one above 16 rows; of 9 to 16 rows of many weights the first on sm_90, and else tried last.
     Tile,
     /// E4M3 weights: the same, at any m up to 64.
     TileE4m3,

@@ -9,8 +9,8 @@ pub(crate) fn clusters_at_once(residents: usize, split: usize, sm_count: usize) 
     if split < 4 { all.max(1) } else { (all * 15 / 16).max(1) }
 }
 
-/// Where the parts of a sum meet. Either way they are added in the order of k, to the same bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where the parts of a sum meet, with fewer kernels first. Either way they are added in the order of k, to the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Meeting {
     /// In one block, or in the shared memory of a cluster.
     Cluster,

@@ -10,7 +10,7 @@ use super::small_m_codes::SmallMWeights;
 use super::small_m_config::{SmallMConfig, SmallMOperands};
 use super::small_m_split::{Meeting, meeting};
 use super::small_m_weights::{SmallMWeightsCall, no_such_kernel};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{CodeOrder, DType};
 use crate::gpu::device::stream::Queue;
 
@@ -89,9 +89,20 @@ impl Wgmma {
         Some(Self { width, meeting, cost, arranged: width.tokens * k.next_multiple_of(128) * 2, parts })
     }
 
-    /// Scratch memory of a product of any m, in passes of at most 64 rows: A arranged, and behind it the parts of sums that meet there, in whole lines. 0: none is of these tiles.
-    pub(crate) fn scratch_of(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3], sm_count: usize) -> usize {
-        let passes = [m.min(64), m % 64].into_iter().filter_map(|rows| Self::of(config, codes, [rows, n, k], sm_count));
+    /// Those of a product of any m, of 64 rows and of what is left.
+    pub(crate) fn passes(
+        config: SmallMConfig,
+        codes: CodeOrder,
+        [m, n, k]: [usize; 3],
+        sm_count: usize,
+    ) -> impl Iterator<Item = Self> {
+        let rows = [m.min(64), if m > 64 { m % 64 } else { 0 }];
+        rows.into_iter().filter_map(move |rows| Self::of(config, codes, [rows, n, k], sm_count))
+    }
+
+    /// Scratch memory of all passes, which follow one another: A arranged, and behind it the parts of sums that meet there, in whole lines. 0: none is of these tiles.
+    pub(crate) fn scratch_of(config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3], sm_count: usize) -> usize {
+        let passes = Self::passes(config, codes, mnk, sm_count);
         passes.map(|pass| (pass.arranged + pass.parts).next_multiple_of(LINE)).max().unwrap_or(0)
     }
 
@@ -159,7 +170,11 @@ impl Kernels {
         let config = place.config;
         let (codes, mnk) = (call.weights.code_order(), [call.m, call.n, call.k]);
         let pass = Wgmma::of(config, codes, mnk, self.sm_count).filter(|_| self.on_hopper());
-        let (Some(pass), Some(scratch)) = (pass, call.scratch) else { return Ok(false) };
+        let Some(pass) = pass else { return Ok(false) };
+        let scratch = call.scratch.ok_or_else(|| {
+            let bytes = format!("{} bytes for {config}", pass.arranged + pass.parts);
+            Error::shape("A, arranged", "no memory", bytes, "report it: a launch of this crate forgot it")
+        })?;
         let (width, operands, serves) = (pass.width, call.weights.operands(), (call.weights, call.a_type));
         check_bytes("A, arranged, and parts of sums", scratch, pass.arranged + pass.parts)?;
         check_aligned("A, arranged", scratch, LINE as u64)?;
