@@ -43,7 +43,7 @@ pub enum Command {
     Bench(BenchArgs),
     /// Quantize the BF16, F16 and F32 weights of a safetensors file or of a model's folder; the rest is copied.
     Quantize(QuantizeArgs),
-    /// Turn the quantized matrices of a safetensors file or of a model's folder back into plain ones; the rest is copied.
+    /// Turn the quantized matrices of a safetensors file or of a model's folder back into plain ones. Scales of the activations that they are multiplied with are left out; the rest is copied.
     Dequantize(DequantizeArgs),
     /// D = activation(A B^T + bias) of matrices in safetensors files; B is quantized, A may be plain.
     Gemm(GemmArgs),

@@ -147,6 +147,8 @@ fn folders_are_cast_by_shards_and_come_back() {
     let to = ["quantize", &model, "-o", &q, "--shard-size", "4KB", "--exclude", r"l\.1\."];
     let dry: Value = json(&[&["quantize", &model, "--dry-run", "--json"][..], &group].concat());
     assert_eq!((&dry["scheme"], &dry["options"]["group"]), (&json!("cast"), &json!("128x1")));
+    // It reads no values.
+    assert_eq!([&dry["quantized"][0]["nan"], &dry["quantized"][0]["infinite"]], [&Value::Null; 2]);
     assert_eq!(dry["quantized"].as_array().unwrap().len(), 3);
     let note = said(&[&to[..], &group].concat());
     // (It said that engines do not load it, and to say --dialect plain, as if there were something to be done.)

@@ -220,7 +220,10 @@ fn scales_of_activations_go_from_files_too() {
         let scales = ["--dialect", "comfyui", "--input-scales", &amax];
         good(&[&["quantize", &input, "-o", &packed, "--recipe", recipe][..], &scales].concat());
         assert!(Checkpoint::open(&packed).unwrap().get("w.input_scale").is_some());
-        good(&["dequantize", &packed, "-o", &back]);
+        assert_words(
+            &said(&["dequantize", &packed, "-o", &back]),
+            &["left out, scales of activations: 1 (w.input_scale)"],
+        );
         let plain = Checkpoint::open(&back).unwrap();
         let mut names: Vec<_> = plain.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
         names.sort_unstable();
@@ -236,8 +239,15 @@ fn scales_of_activations_go_from_files_too() {
             ("w.scale_input", Dtype::F32, vec![], f32_bytes(&[3.0])),
         ],
     );
-    good(&["dequantize", &packed, "-o", &back]);
+    let told = json(&["dequantize", &packed, "-o", &back, "--json"]);
+    assert_eq!(told["left_out"], json!(["w.scale_input"]));
     assert_eq!(Checkpoint::open(&back).unwrap().tensors().len(), 1);
+    // Beside a cast, which no product reads, it is a tensor like others.
+    let number = ("w.input_scale", Dtype::F32, vec![], f32_bytes(&[3.0]));
+    write(&input, &[f32_tensor("w.weight", [16, 32], 1), number]);
+    good(&["quantize", &input, "-o", &packed, "--group", "1x32"]);
+    good(&["dequantize", &packed, "-o", &back]);
+    assert!(Checkpoint::open(&back).unwrap().get("w.input_scale").is_some());
 }
 
 /// (Positions in I32 passed for codes, and the config of a part stayed.)

@@ -1,4 +1,4 @@
-//! `dequantize`: every quantized matrix of a file becomes a plain one; its scales go, the rest is copied. Rows in a Hadamard
+//! `dequantize`: every quantized matrix of a file becomes a plain one; its scales go, and those of the activations that it is multiplied with, the rest is copied. Rows in a Hadamard
 //! basis are transformed back, and the experts of a folder become one tensor where they are in the checkpoints of its model_type.
 //! Codes that are no matrix are refused rather than copied, and so are values that the type asked for would turn into infinities.
 //! Those beyond FP32, and codes that are NaN or infinite, are refused too unless they are allowed.
@@ -124,9 +124,13 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         args.dtype,
         shown(&args.output)
     );
+    let left_out = input.tensors().iter().filter(|tensor| is_input_scale(&input, tensor));
+    let left_out: Vec<_> = left_out.map(|tensor| tensor.name.as_str()).collect();
+    let activations = folder::some(left_out.iter().copied())
+        .map(|first| format!("left out, scales of activations: {} ({first})", left_out.len()));
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(), "dtype": args.dtype.name(),
-        "dequantized": Value::from(done),
+        "dequantized": Value::from(done), "left_out": left_out,
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
     let lost = unread::lost_casts(&input.lost_casts()).map(|lost| format!("copied as they are: {lost}"));
@@ -136,6 +140,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         .chain(lost)
         .chain(notes::missing_experts(&input))
         .chain(odd)
+        .chain(activations)
         .chain(stay)
         .chain(remains.of_head_in_words(&input).map(|scales| format!("{scales}: left out")))
         .chain(folder::not_in_index(&input))
@@ -256,11 +261,11 @@ fn plan(
     input.tensors().iter().map(plan).collect()
 }
 
-/// True for the scale of the activations that meet a quantized matrix. What only has the name of one stays.
+/// True for the scale of the activations that meet a quantized matrix. What only has the name of one stays, and what is beside a cast, which no product reads.
 fn is_input_scale(input: &Checkpoint, tensor: &TensorInfo) -> bool {
     let layer = ACTIVATIONS.iter().find_map(|suffix| tensor.name.strip_suffix(suffix));
     let weight = layer.map(|layer| format!("{layer}weight"));
-    weight.is_some_and(|weight| input.stored_scheme(&weight).is_ok() && is_scale(tensor, experts(input, &weight)))
+    weight.is_some_and(|weight| input.scheme(&weight).is_ok() && is_scale(tensor, experts(input, &weight)))
 }
 
 fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> CheckpointLayout {

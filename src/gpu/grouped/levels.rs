@@ -17,7 +17,7 @@ const LEVELS: &str = "second levels of groups";
 impl Handle {
     /// Quantizes the rows of groups as NVFP4 with a second level for each group that the caller brings, as published experts have an `input_scale` each (a decode factor): the
     /// rows of group g have the codes and block scales of [`Handle::quantize_nvfp4_into`] of them alone by `scales[g]`, and all of them its decode factor. `out` is `nvfp4-row`, so that whatever multiplies it multiplies by that; the recipe is one of that scheme.
-    /// Rows of no group read as zeros: their scale is 0. [`Handle::group_amax_into`] finds levels from the rows, as [`GivenScale::Amax`].
+    /// Rows of no group, and of one that is left out as it lies badly, read as zeros: their scale is 0. [`Handle::group_amax_into`] finds levels from the rows, as [`GivenScale::Amax`].
     ///
     /// X: BF16, F16 or F32, the rows of all groups by a multiple of 16 columns; `out` has its shape.
     ///
@@ -93,7 +93,7 @@ impl Handle {
 }
 
 impl Handle {
-    /// `amax[g] = max |x[i, j]|` over the rows i of group g and all columns, NaN ignored, 0 for a group without rows: for each group the number of [`Handle::amax_into`] of its rows alone. Rows of no group count
+    /// `amax[g] = max |x[i, j]|` over the rows i of group g and all columns, NaN ignored, an infinity where one is, 0 for a group without rows and for one that is left out as it lies badly: for each group the number of [`Handle::amax_into`] of its rows alone. Rows of no group count
     /// nowhere. As [`GivenScale::Amax`] of [`Handle::quantize_nvfp4_groups_into`] it gives the rows of each group the codes and scales that [`Handle::quantize_into`] gives them alone as `nvfp4` by a recipe with the same options, the
     /// second level being found on the device at each launch.
     ///

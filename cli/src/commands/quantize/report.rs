@@ -80,7 +80,9 @@ impl Report<'_> {
             let mut value = json!({
                 "tensor": tensor.name, "shape": tensor.shape, "source": weight.source.name(),
                 "bytes_before": tensor.bytes(), "bytes_after": weight.bytes(),
-                "nan": counts.map_or(0, |c| c.nan), "infinite": counts.map_or(0, |c| c.infinite),
+                // A dry run reads no values.
+                "nan": found.map(|_| counts.map_or(0, |c| c.nan)),
+                "infinite": found.map(|_| counts.map_or(0, |c| c.infinite)),
             });
             if tensor.slice.is_some() {
                 value["of"] = json!(self.input.tensors()[tensor.tensor].name);
