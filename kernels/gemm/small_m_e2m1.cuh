@@ -28,7 +28,7 @@ struct SmallMWeightsProblem {
     u32 releases, loads_early;  // 1 in links of chains: the next kernel behind the wait, weights before it. See `release` of base/launch.cuh
     u32 scale_pitch;  // of tiles of block scales their number along k; of FP32 scales of 128 columns from those of 128 columns to the next (1x128), or from
                       // those of 128 rows (128x128)
-    u32 split;        // before sm_90, of tiles: blocks that share rows of B, each with a part of k
+    u32 split;        // of tiles whose parts of sums meet in memory: blocks that share rows of B, each with a part of k
     float alpha, beta;
     const void* a;           // BF16 or F16 [m][k], rows `stride_a` apart, each 16-byte aligned
     const u8* b;             // E2M1 [n][k / 2], k a multiple of 32, or E4M3 [n][k]
