@@ -180,7 +180,7 @@ pub struct QuantizeArgs {
     #[arg(long, value_parser = parse_recipe)]
     pub recipe: Option<&'static str>,
     /// Instead of a recipe: a cast to a grouping that no product and no engine reads, rows x columns that share a scale: 1x16, 1x32,
-    /// 1x64, 1x128, row, 32x32, 32x128, 128x32, 128x128, 32x1 or 128x1. Written so that dequantize and info read it.
+    /// 1x64, 1x128, row, 32x32, 32x128, 128x32, 128x128, 32x1 or 128x1. Columns must be a multiple of 16, and with --transposed rows, too. Written so that dequantize and info read it.
     #[arg(long, value_name = "GROUP")]
     pub group: Option<CastGroup>,
     /// With --group, order of the scales: row-major (FP32, default), column-major (FP32, as TMA reads it) or ue8m0 (powers of two, a
