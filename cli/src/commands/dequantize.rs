@@ -61,6 +61,8 @@ enum Plan {
     Dequantize(Matrix),
     /// The scale of a matrix: goes with it.
     Drop,
+    /// That of the activations which meet it.
+    LeaveOut,
     Copy,
 }
 
@@ -124,8 +126,8 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         args.dtype,
         shown(&args.output)
     );
-    let left_out = input.tensors().iter().filter(|tensor| is_input_scale(&input, tensor));
-    let left_out: Vec<_> = left_out.map(|tensor| tensor.name.as_str()).collect();
+    let left_out = input.tensors().iter().zip(&plans).filter(|(_, plan)| matches!(plan, Plan::LeaveOut));
+    let left_out: Vec<_> = left_out.map(|(tensor, _)| tensor.name.as_str()).collect();
     let activations = folder::some(left_out.iter().copied())
         .map(|first| format!("left out, scales of activations: {} ({first})", left_out.len()));
     let value = json!({
@@ -183,7 +185,7 @@ impl Plan {
     fn matrix(&self) -> Option<&Matrix> {
         match self {
             Self::Dequantize(matrix) => Some(matrix),
-            Self::Drop | Self::Copy => None,
+            Self::Drop | Self::LeaveOut | Self::Copy => None,
         }
     }
 }
@@ -253,7 +255,8 @@ fn plan(
             }
             Some(None) => Plan::Drop,
             // The scales of activations are those of products that are no more.
-            None if is_input_scale(input, tensor) || input.is_mark(&tensor.name) => Plan::Drop,
+            None if is_input_scale(input, tensor) => Plan::LeaveOut,
+            None if input.is_mark(&tensor.name) => Plan::Drop,
             None if remains.of_head.contains(&tensor.name.as_str()) => Plan::Drop,
             None => Plan::Copy,
         })
@@ -287,7 +290,7 @@ fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> Checkpoi
     for (tensor, plan) in input.tensors().iter().zip(plans) {
         match plan {
             Plan::Dequantize(Matrix { name, shape, .. }) => layout.tensor(name, file_dtype(args.dtype), shape),
-            Plan::Drop => {}
+            Plan::Drop | Plan::LeaveOut => {}
             Plan::Copy => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
@@ -377,7 +380,7 @@ impl<'a> Stream<'a> {
         let Self { input, plans, part_bytes, buffers, reads_ahead, .. } = *self;
         for (at, (tensor, plan)) in input.tensors().iter().zip(plans).enumerate() {
             let matrix = match plan {
-                Plan::Drop => continue,
+                Plan::Drop | Plan::LeaveOut => continue,
                 Plan::Copy => match pipeline::copy(input, tensor, buffers, |bytes| to.send(Task::Bytes(at, bytes)))? {
                     Sent::All => continue,
                     Sent::NotAll => return Ok(Sent::NotAll),

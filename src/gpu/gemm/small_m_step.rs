@@ -131,12 +131,7 @@ impl SmallMProduct {
     pub(crate) fn words(&self) -> String {
         let passes = if self.passes() > 1 { format!(", {} passes over B", self.passes()) } else { String::new() };
         match self.gpu.meeting(self.config(), self.codes, self.mnk) {
-            Some(Meeting::Cluster) => format!("{passes}, by warpgroup products, behind a kernel that arranges A"),
-            Some(Meeting::Memory) => {
-                format!(
-                    "{passes}, by warpgroup products, between a kernel that arranges A and one that adds parts of sums"
-                )
-            }
+            Some(meeting) => format!("{passes}, by warpgroup products, {meeting}"),
             None => passes,
         }
     }

@@ -86,13 +86,7 @@ impl std::fmt::Display for Gated {
         match self {
             Self::Tiles(config) => write!(f, "{config}"),
             Self::ThenPass(config, meeting, _) => {
-                let how = match meeting {
-                    None => "",
-                    Some(Meeting::Cluster) => ", by warpgroup products behind a kernel that arranges A",
-                    Some(Meeting::Memory) => {
-                        ", by warpgroup products between a kernel that arranges A and one that adds parts of sums"
-                    }
-                };
+                let how = meeting.map(|meeting| format!(", by warpgroup products {meeting}")).unwrap_or_default();
                 write!(f, "{config}{how}, and a pass over both products")
             }
         }

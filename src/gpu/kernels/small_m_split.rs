@@ -18,6 +18,16 @@ pub(crate) enum Meeting {
     Memory,
 }
 
+impl std::fmt::Display for Meeting {
+    /// Where the product stands among what is launched.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Cluster => "behind a kernel that arranges A",
+            Self::Memory => "between a kernel that arranges A and one that adds parts of sums",
+        })
+    }
+}
+
 /// Half steps of 128 of k that a product takes beside those of its blocks: of one block, of a cluster, of two kernels; and of each round of blocks behind the first. Fitted to all splits of 16 to 64 rows of three schemes at 11
 /// shapes (H200, 2026-11, the record of joins), where what costs the least takes 1.011 of the fastest on average, 1.063 at most (`fp8-128x128`, 64 x 10240 x 8192).
 const ALONE: usize = 10;

@@ -85,7 +85,7 @@ impl Wgmma {
         let (operands, tile) = (config.block().operands(), config.block().takes_passes());
         let width = of_rows(operands, m).filter(|_| tile && takes(operands, codes, [m, n, k]))?;
         let (meeting, cost) = meeting(config, [n, k], width.residents, sm_count);
-        let parts = if meeting == Meeting::Memory { config.split() as usize * m * n * 4 } else { 0 };
+        let parts = config.parts_bytes(meeting == Meeting::Cluster, [m, n]);
         Some(Self { width, meeting, cost, arranged: width.tokens * k.next_multiple_of(128) * 2, parts })
     }
 
