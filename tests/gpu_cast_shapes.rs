@@ -116,7 +116,7 @@ fn what_products_read() {
     }
 }
 
-/// E4M3 codes to E2M1 in groups of 32 columns and more, which are found by thresholds (`kernels/cast/thresholds.cuh`): below each largest code of a group all that are
+/// E4M3 codes to E2M1 in groups of 16 to 128 columns, which are found by thresholds (`kernels/cast/thresholds.cuh`): below each largest code of a group all that are
 /// smaller, under scales of which many make ties, and such as thresholds do not serve, beside others that they do; groups of zeros; NaN in single elements, at every place of a group among
 /// clean ones; least amax that count, and powers of two as well. (The reference refuses scales below 0.)
 #[test]

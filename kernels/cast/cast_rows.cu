@@ -53,7 +53,8 @@ CAST_GROUPS(flat_e4m3_e4m3, (Sixteen<E4M3, true>), FlatTwo, E4M3, 128, CODED_BLO
 CAST_GROUPS(flat_e2m1_e4m3, (Sixteen<E4M3, true>), FlatFour, E2M1, 128, CODED_BLOCKS)
 CAST_GROUPS(flat_e4m3_e2m1, (Sixteen<E2M1, true>), FlatFour, E4M3, 128, CODED_BLOCKS)
 CAST_GROUPS(flat_e2m1_e2m1, (Sixteen<E2M1, true>), FlatFour, E2M1, 128, CODED_BLOCKS)
-// E4M3 to E2M1 in groups of 32 to 128 within one of the source.
+// E4M3 to E2M1 in groups of 16 to 128 within one of the source.
+CAST_STEPS(4)
 CAST_STEPS(5)
 CAST_STEPS(6)
 CAST_STEPS(7)

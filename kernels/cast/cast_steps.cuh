@@ -1,9 +1,12 @@
-// Casts of E4M3 codes to E2M1 in groups of 32, 64 or 128 columns, each within one group of the source, of a matrix without gaps whose scales are FP32 by rows: by thresholds.
+// Casts of E4M3 codes to E2M1 in groups of 16, 32, 64 or 128 columns, each within one group of the source, of a matrix without gaps whose scales are FP32 by rows: by thresholds.
 #pragma once
 #include "cast/maximum.cuh"
 #include "cast/thresholds.cuh"
 
-// Thirty-two neighbours, as magnitudes of even and of odd elements of each eight, and their signs where those of E2M1 codes are.
+// The highest bits of bytes of both words in turns, from `odd` where they are and from `even` four below; the rest is junk.
+__device__ __forceinline__ u32 in_turns(u32 odd, u32 even) { return (odd & 0x80808080u) | (even >> 4 & 0x7F7F7F7Fu); }
+
+// Thirty-two neighbours, as magnitudes of even and of odd elements of each eight, and their signs, where those of E2M1 codes are (beside junk).
 struct Magnitudes {
     u32 even[4], odd[4], signs[4];
     __device__ __forceinline__ explicit Magnitudes(const u32 (&words)[8]) {
@@ -13,23 +16,23 @@ struct Magnitudes {
             even[k] = lower & MAGNITUDES;
             odd[k] = upper & MAGNITUDES;
             asm("" : "+r"(even[k]), "+r"(odd[k]));
-            signs[k] = (upper & 0x80808080u) | (lower >> 4 & 0x08080808u);
+            signs[k] = in_turns(upper, lower);
         }
     }
-    __device__ __forceinline__ u32 largest() const {
+    // Of COUNT eights from the FROM-th on.
+    template <int COUNT> __device__ __forceinline__ u32 largest(int from) const {
         u32 m = 0;
 #pragma unroll
-        for (int k = 0; k < 4; k++) m = max_u16x2(max_u16x2(m, max_u16x2(even[k], even[k] << 8)), max_u16x2(odd[k], odd[k] << 8));
+        for (int k = from; k < from + COUNT; k++) m = max_u16x2(max_u16x2(m, max_u16x2(even[k], even[k] << 8)), max_u16x2(odd[k], odd[k] << 8));
         return max(m, m << 16) >> 24;
     }
     __device__ __forceinline__ u32 codes(int k, const Ladder& l) const {
         const PlaceBits low(even[k], l), high(odd[k], l);
-        u32 codes = signs[k] | (high.fours >> 1 & 0x40404040u);
-        codes |= high.twos >> 2 & 0x20202020u;
-        codes |= high.ones >> 3 & 0x10101010u;
-        codes |= low.fours >> 5 & 0x04040404u;
-        codes |= low.twos >> 6 & 0x02020202u;
-        return codes | (low.ones >> 7 & 0x01010101u);
+        // Each step moves what is there one place to the right, in halves of bytes, and puts a bit above it: junk has left when the fourth is there.
+        u32 codes = in_turns(high.ones, low.ones);
+        codes = (in_turns(high.twos, low.twos) & 0x88888888u) | (codes >> 1 & 0x77777777u);
+        codes = (in_turns(high.fours, low.fours) & 0x88888888u) | (codes >> 1 & 0x77777777u);
+        return (signs[k] & 0x88888888u) | (codes >> 1 & 0x77777777u);
     }
 };
 
@@ -39,22 +42,24 @@ __device__ __forceinline__ void load_words(bool inside, const uint4* p, u32 (&wo
     words[4] = b.x, words[5] = b.y, words[6] = b.z, words[7] = b.w;
 }
 
-// A thread has 32 neighbours in each of two PIECES; SHIFT: log2 of a group's columns.
+// A thread has 32 neighbours in each of two PIECES; SHIFT: log2 of a group's columns. PARTS are what it has of groups: whole pieces, or their halves.
 constexpr int PIECES = 2;
 constexpr u32 STEPS_THREADS = 128;
 template <int SHIFT> struct Steps32 {
-    static constexpr u32 LANES = (1 << SHIFT) / 32;          // that share a group
-    static constexpr int OWN = LANES == 1 ? 2 : 1;           // groups that a lane makes the factors of
-    static constexpr u32 TWINS = LANES == 1 ? 1 : LANES / 2;  // lanes that make the same
+    static constexpr int OF_PIECE = SHIFT == 4 ? 2 : 1, PARTS = PIECES * OF_PIECE, EIGHTS = 4 / OF_PIECE;
+    static constexpr u32 LANES = SHIFT == 4 ? 1 : (1 << SHIFT) / 32;  // that share a group
+    static constexpr int OWN = LANES == 1 ? PARTS : 1;                // groups that a lane makes the factors of
+    static constexpr u32 TWINS = LANES == 1 ? 1 : LANES / 2;           // lanes that make the same
     static __device__ __forceinline__ u32 second() { return threadIdx.x / TWINS % 2; }
-    // The piece of a lane's i-th own group.
-    static __device__ __forceinline__ u32 own(int i) { return LANES == 1 ? i : second(); }
-    template <class T, class JOIN> static __device__ __forceinline__ void join(T (&of_pieces)[PIECES], JOIN larger) {
-        exchange<(LANES == 1 ? 1 : PIECES), LANES / 2>(of_pieces, larger);
+    // The piece of a lane's i-th own group, and that group's first column in it.
+    static __device__ __forceinline__ u32 own(int i) { return LANES == 1 ? i / OF_PIECE : second(); }
+    static __device__ __forceinline__ u32 right(int i) { return LANES == 1 ? i % OF_PIECE << SHIFT : 0; }
+    template <class T, class JOIN> static __device__ __forceinline__ void join(T (&of_parts)[PARTS], JOIN larger) {
+        if constexpr (LANES > 1) exchange<PARTS, LANES / 2>(of_parts, larger);
     }
-    template <class T> static __device__ __forceinline__ void spread(const T (&own)[OWN], T (&of_pieces)[PIECES]) {
+    template <class T> static __device__ __forceinline__ void spread(const T (&own)[OWN], T (&of_parts)[PARTS]) {
 #pragma unroll
-        for (int p = 0; p < PIECES; p++) of_pieces[p] = LANES == 1 ? own[p % OWN] : __shfl_sync(0xFFFFFFFFu, own[0], threadIdx.x % 32 / LANES * LANES + p * TWINS);
+        for (int p = 0; p < PARTS; p++) of_parts[p] = LANES == 1 ? own[p % OWN] : __shfl_sync(0xFFFFFFFFu, own[0], threadIdx.x % 32 / LANES * LANES + p * TWINS);
     }
 };
 
@@ -62,33 +67,33 @@ template <int SHIFT> struct Steps32 {
 template <int SHIFT> __device__ __noinline__ void cast_steps_far(const CastSource* source, u32 start, u32 n, const CastRule* rule, const CastOut* out) {
     using Of = Steps32<SHIFT>;
     Sixteen<E4M3, true> data[PIECES][2];
-    float m[PIECES];
+    float m[Of::PARTS] = {};
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
         const u32 first = start + p * STEPS_THREADS * 32;
-        m[p] = 0.0f;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             data[p][h].load(Sixteen<E4M3, true>::at(*source, 0, first + 16 * h), first < n);
-            m[p] = amax_without_nan(data[p][h], m[p]);
+            float& of_part = m[p * Of::OF_PIECE + h % Of::OF_PIECE];
+            of_part = amax_without_nan(data[p][h], of_part);
         }
     }
     Of::join(m, [](float a, float b) { return fmaxf(a, b); });
-    float encode[Of::OWN], of_pieces[PIECES];
+    float encode[Of::OWN], of_parts[Of::PARTS];
 #pragma unroll
     for (int i = 0; i < Of::OWN; i++) {
         const GroupScale s = cast_scale<E2M1>(*rule, m[i]);
         const u32 first = start + Of::own(i) * STEPS_THREADS * 32;
-        if (threadIdx.x % Of::TWINS == 0 && first < n) ((float*)out->scales)[first >> SHIFT] = s.scale;
+        if (threadIdx.x % Of::TWINS == 0 && first < n) ((float*)out->scales)[(first + Of::right(i)) >> SHIFT] = s.scale;
         encode[i] = s.encode;
     }
-    Of::spread(encode, of_pieces);
+    Of::spread(encode, of_parts);
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
         const u32 first = start + p * STEPS_THREADS * 32;
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            if (first < n) store_piece(out->codes + first / 2 + 8 * h, codes_of<E2M1, false>(data[p][h], of_pieces[p]));
+            if (first < n) store_piece(out->codes + first / 2 + 8 * h, codes_of<E2M1, false>(data[p][h], of_parts[p * Of::OF_PIECE + h % Of::OF_PIECE]));
     }
 }
 
@@ -106,38 +111,61 @@ template <int SHIFT> __device__ __forceinline__ void cast_steps(const CastSource
     }
     const Magnitudes data[PIECES] = {Magnitudes(words[0]), Magnitudes(words[1])};
     // Where a group has one scale its largest number is that of the largest code.
-    u32 m[PIECES] = {data[0].largest(), data[1].largest()};
+    u32 m[Of::PARTS];
+#pragma unroll
+    for (int p = 0; p < Of::PARTS; p++) m[p] = data[p / Of::OF_PIECE].template largest<Of::EIGHTS>(p % Of::OF_PIECE * Of::EIGHTS);
     Of::join(m, [](u32 a, u32 b) { return max(a, b); });
     bool clean = true;
-    float written[Of::OWN];
-    u32 four[Of::OWN], of_pieces[PIECES];
+    float of_group[Of::OWN], a[Of::OWN], least = 3.402823466e38f;
+    u32 most = 0;
 #pragma unroll
     for (int i = 0; i < Of::OWN; i++) {
-        const float of_group = Of::OWN == 2 ? s[i] : Of::second() ? s[1] : s[0];
+        of_group[i] = Of::own(i) ? s[1] : s[0];
         float largest, other;
         decode_pair(E4M3, m[i], largest, other);
-        const float most = __fmul_rn(largest, of_group), amax = fabsf(most);
-        const GroupScale scale = cast_scale<E2M1>(rule, amax);
-        written[i] = scale.scale;
-        clean = clean && amax <= 3.402823466e38f && is_factor(scale.encode);
-        const bool all = first_thresholds(of_group, scale.encode, four[i]) && has_thresholds(of_group, scale.encode);
-        // +0 where all codes are zeros, or too small for their scale: all products are zeros of their codes' signs, and every threshold is above the largest code. -0: the scale has a sign.
-        clean = clean && (all || __float_as_uint(most) == 0);
+        a[i] = fmaxf(__fmul_rn(largest, of_group[i]), rule.floor);
+        least = fminf(least, a[i]);
+        most = max(most, m[i]);
+        clean = clean && has_ladder(m[i]);
     }
+    // A NaN is the largest code.
+    clean = clean && most != 0x7F && has_thresholds(of_group[0]) && has_thresholds(of_group[Of::OWN - 1]);
     if (!__all_sync(0xFFFFFFFFu, clean)) return cast_steps_far<SHIFT>(&source, start, n, &rule, &out);
+    GroupScale scale[Of::OWN];
+#pragma unroll
+    for (int i = 0; i < Of::OWN; i++) scale[i] = cast_scale_near<E2M1>(a[i]);
+    // No scale that has thresholds times a code is 1e30.
+    if (least <= 1e-30f) {
+#pragma unroll
+        for (int i = 0; i < Of::OWN; i++)
+            scale[i] = cast_scale_far(a[i], largest_number<E2M1>);
+    }
+    if (rule.pow2) {
+#pragma unroll
+        for (int i = 0; i < Of::OWN; i++) scale[i] = to_power(scale[i]);
+    }
+    u32 below[Of::OWN], of_parts[Of::PARTS];
 #pragma unroll
     for (int i = 0; i < Of::OWN; i++) {
+        float inverse;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(of_group[i]));
+        below[i] = below_thresholds(of_group[i], scale[i].encode, __fmul_rn(scale[i].scale, inverse));
         const u32 first = start + Of::own(i) * STEPS_THREADS * 32;
-        if (threadIdx.x % Of::TWINS == 0 && first < n) ((float*)out.scales)[first >> SHIFT] = written[i];
+        if (threadIdx.x % Of::TWINS == 0 && first < n) ((float*)out.scales)[(first + Of::right(i)) >> SHIFT] = scale[i].scale;
     }
-    Of::spread(four, of_pieces);
+    Of::spread(below, of_parts);
     const u32 one = blockDim.x / STEPS_THREADS, sixteen = blockDim.x / (STEPS_THREADS / 16);
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
         const u32 first = start + p * STEPS_THREADS * 32;
-        const Ladder ladder(of_pieces[p], one, sixteen);
-        const uint4 codes = {data[p].codes(0, ladder), data[p].codes(1, ladder), data[p].codes(2, ladder), data[p].codes(3, ladder)};
-        if (first < n) store_piece(out.codes + first / 2, codes);
+        u32 codes[4];
+#pragma unroll
+        for (int h = 0; h < Of::OF_PIECE; h++) {
+            const Ladder ladder(of_parts[p * Of::OF_PIECE + h], one, sixteen);
+#pragma unroll
+            for (int k = h * Of::EIGHTS; k < (h + 1) * Of::EIGHTS; k++) codes[k] = data[p].codes(k, ladder);
+        }
+        if (first < n) store_piece(out.codes + first / 2, uint4{codes[0], codes[1], codes[2], codes[3]});
     }
 }
 

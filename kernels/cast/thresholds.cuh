@@ -6,36 +6,31 @@
 // magnitudes is then the number of thresholds that the code has reached: a threshold is the first code whose y is rounded to a magnitude or
 // above it. There are 127 magnitudes of E4M3, so that all seven are bytes, and four codes are compared at once.
 
-// Where what `two_thresholds` does holds: no step leaves the normal range. Negative scales move signs: not here.
-__device__ __forceinline__ bool has_thresholds(float s, float e) {
-    const float p = __fmul_rn(s, e);
-    return s > 1e-30f && s < 1e30f && p > 1e-30f && p < 1e30f;
-}
+// Scales under which no step leaves the normal range, and 0, under which nothing reaches a threshold. Negative scales, -0 among them, move signs: not here.
+__device__ __forceinline__ bool has_thresholds(float s) { return (s > 1e-30f && s < 1e27f) || __float_as_uint(s) == 0; }
+// Largest codes of groups whose thresholds of places 5 to 7 lie eight and sixteen codes above those of places 3 and 4: of twice a code y is twice its y where it and the code
+// before it have an exponent. T3 is 1.25 / 6 of the largest code's value or more, so that 0.09375 is enough; of zeros nothing reaches any. What is above 126 no code reaches.
+constexpr u32 LEAST_OF_LADDER = 0x1C;
+__device__ __forceinline__ bool has_ladder(u32 largest) { return largest - 1 >= LEAST_OF_LADDER - 1; }
 
-// Thresholds I and I + 1, of places 1 to 7, in the lowest bytes. The nearest code r to (1/4, 3/4, ...) / (s e), `inverse` being 1 / (s e), is the threshold if its y is far
-// enough, else the next code is: neighbours of r are at least 1/32 off, a thousand times what the quotient is. Quotients above 448 become 448, and
-// if that does not reach, 127: no code does.
-template <int I> __device__ __forceinline__ u32 two_thresholds(float s, float e, float inverse) {
-    const float from[8] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 5.0f};
-    u32 pair = encode_pair<E4M3>(__fmul_rn(from[I - 1], inverse), __fmul_rn(from[I], inverse));
-    float c[2];
-    decode_pair(E4M3, pair, c[0], c[1]);
+// 128 - T for the thresholds T of places 1 to 4, in bytes. The nearest code r to (1/4, 3/4, 5/4, 7/4) / (s e), `inverse` being about 1 / (s e), is the threshold if its y is far
+// enough, else the next code is: neighbours of r are at least 1/32 off, a thousand times what the quotient is. Quotients above 448 become 448, and if that does not reach, 127: no
+// code does.
+__device__ __forceinline__ u32 below_thresholds(float s, float e, float inverse) {
+    const float from[4] = {0.25f, 0.75f, 1.25f, 1.75f};
+    const u32 first = encode_pair<E4M3>(__fmul_rn(from[0], inverse), __fmul_rn(from[1], inverse));
+    const u32 second = encode_pair<E4M3>(__fmul_rn(from[2], inverse), __fmul_rn(from[3], inverse));
+    float c[4];
+    decode_pair(E4M3, first, c[0], c[1]);
+    decode_pair(E4M3, second, c[2], c[3]);
+    u32 below = 0x80808080u - __byte_perm(first, second, 0x5410);
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
+    for (int j = 0; j < 4; j++) {
         // Ties go to the even place: to every other y must be above what lies half way.
-        const u32 least = __float_as_uint(from[I - 1 + j]) + (j == 0);
-        if (__float_as_uint(__fmul_rn(__fmul_rn(c[j], s), e)) < least) pair += 1u << 8 * j;
+        const u32 least = __float_as_uint(from[j]) + (j % 2 == 0);
+        if (__float_as_uint(__fmul_rn(__fmul_rn(c[j], s), e)) < least) below -= 1u << 8 * j;
     }
-    return pair;
-}
-
-// Four thresholds in bytes, those of places 1 to 4, and whether the others are eight and sixteen codes above those of places 3 and 4: of twice a code y is twice its y, where it and
-// the code before it have an exponent and none is above 127.
-__device__ __forceinline__ bool first_thresholds(float s, float e, u32& four) {
-    float inverse;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(__fmul_rn(s, e)));
-    four = two_thresholds<1>(s, e, inverse) | two_thresholds<3>(s, e, inverse) << 16;
-    return (four >> 16 & 0xFF) - 9 <= 0x6E - 9;
+    return below;
 }
 
 // A byte in all four places.
@@ -47,9 +42,8 @@ template <u32 BYTE> __device__ __forceinline__ u32 four_of(u32 word) { return __
 struct Ladder {
     u32 from[4];
     u32 one, sixteen;
-    __device__ __forceinline__ Ladder(u32 four, u32 one, u32 sixteen) : one(one), sixteen(sixteen) {
-        const u32 low = 0x80808080u - four;
-        from[0] = four_of<0>(low), from[1] = four_of<1>(low), from[2] = four_of<2>(low), from[3] = four_of<3>(low);
+    __device__ __forceinline__ Ladder(u32 below, u32 one, u32 sixteen) : one(one), sixteen(sixteen) {
+        from[0] = four_of<0>(below), from[1] = four_of<1>(below), from[2] = four_of<2>(below), from[3] = four_of<3>(below);
     }
 };
 struct PlaceBits {

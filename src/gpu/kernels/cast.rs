@@ -28,8 +28,8 @@ pub(super) struct CastKernels {
     wide: [Wide; 2],
     /// Codes of a matrix without gaps, by `usize::from` of whether the target is E2M1 and whether the source is.
     flat: [[Kernel; 2]; 2],
-    /// The same of E4M3 to E2M1 in groups of 32, 64 and 128 columns, each within one of the source.
-    steps: [Kernel; 3],
+    /// The same of E4M3 to E2M1 in groups of 16, 32, 64 and 128 columns, each within one of the source, whose own have 32 or more.
+    steps: [Kernel; 4],
     /// Row read twice, row in registers.
     row: [BySource; 2],
     tile: BySource,
@@ -128,7 +128,7 @@ impl CastKernels {
             line: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
             wide: [Wide::of(rows, "bf16")?, Wide::of(rows, "f16")?],
             flat: [[flat("e4m3", "e4m3")?, flat("e4m3", "e2m1")?], [flat("e2m1", "e4m3")?, flat("e2m1", "e2m1")?]],
-            steps: [steps(5)?, steps(6)?, steps(7)?],
+            steps: [steps(4)?, steps(5)?, steps(6)?, steps(7)?],
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::with_channels(tile, "cast_tile")?,
             channel: BySource::with_channels(tile, "cast_channel")?,
@@ -198,10 +198,12 @@ impl CastKernels {
     /// The kernel of E4M3 to E2M1 by thresholds, where groups are large enough and have one scale of the source each.
     fn steps(&self, from: CastScheme, to: CastScheme) -> Option<Kernel> {
         match (from.group().extents()[1], to.group().extents()[1]) {
-            (Extent::Elements(of), Extent::Elements(columns)) if of >= columns => match columns {
-                32 => Some(self.steps[0]),
-                64 => Some(self.steps[1]),
-                128 => Some(self.steps[2]),
+            // A thread's 32 neighbours have one scale of the source.
+            (Extent::Elements(of), Extent::Elements(columns)) if of >= columns.max(32) => match columns {
+                16 => Some(self.steps[0]),
+                32 => Some(self.steps[1]),
+                64 => Some(self.steps[2]),
+                128 => Some(self.steps[3]),
                 _ => None,
             },
             _ => None,
