@@ -29,7 +29,7 @@ impl std::fmt::Display for Meeting {
 }
 
 /// Half steps of 128 of k that a product takes beside those of its blocks: of one block, of a cluster, to which each of its blocks adds one, of two kernels; and of each round of blocks behind the first. Fitted to all splits
-/// of 16 to 64 rows of two schemes at 11 shapes (H200, 2026-11, the record of joins), where what costs the least takes 1.007 of the fastest on average, 1.062 at most (`nvfp4`, 64 x 5120 x 5120), and 1.011 and 1.063 of the
+/// of 16 to 64 rows of three schemes at 11 shapes (H200, 2026-11, the record of joins), where what costs the least takes 1.007 of the fastest on average, 1.062 at most (`nvfp4`, 64 x 5120 x 5120), and 1.011 and 1.063 of the
 /// powers of two alone.
 const ALONE: usize = 12;
 const CLUSTER: usize = 12;
