@@ -48,7 +48,7 @@ failed=0
 alone='gpu_tune cli_gpu gpu_memory'
 # Suites whose kernels NVRTC compiles under `nvrtc`.
 compiled='gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_cast_floors gpu_amax gpu_producers gpu_producer_shapes gpu_produced_targets gpu_fused gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear
-    gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_grouped_plan gpu_grouped_cublaslt gpu_experts_rows gpu_experts_levels gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_small_m_wgmma gpu_repacked'
+    gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_grouped_plan gpu_grouped_cublaslt gpu_experts_rows gpu_experts_levels gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_small_m_wgmma gpu_small_m_splits gpu_repacked'
 run_suite() { # name: one suite, with its words in a log, and how it ended beside that
     local threads=${TEST_THREADS:-4} begin=$SECONDS status=0
     case " $alone " in *" $1 "*) threads=1 ;; esac
@@ -193,7 +193,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
             echo "## compute-sanitizer --tool $tool"
             ran=()
             # All but two: gpu_e2m1 takes matrices of 256 MiB through kernels of gpu_nvfp4, and gpu_train_char trains for thousands of launches with those of gpu_linear.
-            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_cast_floors gpu_cast_captures gpu_cast_refusals gpu_amax gpu_producers gpu_producer_shapes gpu_produced_targets gpu_fused gpu_overlap gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_grouped_plan gpu_grouped_cublaslt gpu_experts_rows gpu_experts_levels gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_small_m_wgmma gpu_small_m_passes gpu_no_cublaslt gpu_repacked gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
+            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_cast_floors gpu_cast_captures gpu_cast_refusals gpu_amax gpu_producers gpu_producer_shapes gpu_produced_targets gpu_fused gpu_overlap gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_grouped_plan gpu_grouped_cublaslt gpu_experts_rows gpu_experts_levels gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_small_m_wgmma gpu_small_m_splits gpu_small_m_passes gpu_no_cublaslt gpu_repacked gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
                 gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures gpu_chains gpu_batch_invariant gpu_quantize_a gpu_two_gpus gpu_idle_experts; do
                 tests=()
                 # These reach each kernel for block scales, aligned and not: small matrices, and one of many rows.
@@ -219,6 +219,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     gpu_small_m_groups) tests=(each_kernel_once graphs refus any_numbers clusters_walk) ;;
                     gpu_small_m_passes) tests=(fp8_weights invariant) ;;
                     gpu_small_m_wgmma) tests=(what_explain) ;;
+                    gpu_small_m_splits) tests=(each_kernel_once graphs refus) ;;
                     # Every kernel of a layer, and tokens that are no multiple of anything.
                     gpu_linear) tests=(each_kernel_once any_type scales_that_change no_tokens refused) ;;
                     gpu_cast) tests=(each_kernel_once many_rows large requantizing unaligned gathered given_scales refus) ;;
@@ -254,7 +255,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                         gpu_experts_rows) tests=(between_groups) ;;
                         gpu_experts_levels) tests=(amax_of_groups) ;;
                         gpu_experts_gradient) tests=(starts_give gradients_in_e5m2) ;;
-                        gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated) tests=(each_kernel_once) ;;
+                        gpu_small_m | gpu_small_m_e2m1 | gpu_small_m_e4m3 | gpu_small_m_gated | gpu_small_m_splits) tests=(each_kernel_once) ;;
                         gpu_small_m_groups) tests=(each_kernel_once second_parts) ;;
                         gpu_small_m_wgmma) tests=(what_explain weights_that) ;;
                         gpu_grouped_cublaslt) tests=(any_numbers graphs) ;;

@@ -10,9 +10,15 @@ extern "C" __global__ void __launch_bounds__(256) gemm_small_m_join(SmallMWeight
     const u64 each = (u64)p.m * p.n;
     const float* const from = p.parts + (u64)token * p.n + col;
     float v[1] = {0.0f}, residual[1];
-    // Eight at a time are on their way.
-#pragma unroll 8
-    for (u32 part = 0; part < p.split; part++) v[0] = __fadd_rn(v[0], from[part * each]);
+    // Eight at a time are on their way, also where there are fewer: the rest of a loop that is unrolled waits for each load before the next.
+    for (u32 first = 0; first < p.split; first += 8) {
+        float x[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) x[i] = first + i < p.split ? from[(first + i) * each] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++)
+            if (first + i < p.split) v[0] = __fadd_rn(v[0], x[i]);
+    }
     v[0] = __fmul_rn(unit, v[0]);
     load_residual(p, token, col, residual);
     v[0] = finish_sum<true>(p, token, col, col, v[0]);

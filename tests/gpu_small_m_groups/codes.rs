@@ -69,7 +69,7 @@ fn codes_are_those_of_the_reference_quantizer() {
                 let in_memory = text.contains("one that adds parts of sums");
                 met[usize::from(in_memory)] |= passes;
                 let split =
-                    [1, 2, 4, 8].into_iter().find(|split| text.contains(&format!("k split by {split}"))).unwrap();
+                    [1, 2, 3, 4, 6, 8].into_iter().find(|split| text.contains(&format!("k split by {split}"))).unwrap();
                 let parts = if in_memory { split * m * 2 * n * 4 } else { 0 };
                 let arranged = if text.contains("by warpgroup products") {
                     (width * k.next_multiple_of(128) * 2 + parts).next_multiple_of(128)

@@ -7,10 +7,11 @@ use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::formulation::Formulation;
 use crate::gpu::gemm::our_pairs::small_m_operands;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_rules::of_any_m;
-use crate::gpu::gemm::steps::Search;
+use crate::gpu::gemm::steps::{Offered, Search, none_such};
 use crate::gpu::gemm::sum::{Sum, Target, ValueSource};
 use crate::gpu::gemm::wgmma_rules::{order_on, waves};
 use crate::gpu::handle::Handle;
@@ -47,6 +48,11 @@ impl SmallMGpu {
         passes.map(|pass| pass.meeting()).max()
     }
 
+    /// Refuses a split that is none of clusters, where parts of sums cannot meet in memory.
+    pub(crate) fn check_split(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> Result<()> {
+        Wgmma::check_split(config, codes, mnk, self.wgmma.then_some(self.sm_count))
+    }
+
     /// Scratch memory of a product for A in the order of warpgroup products, and for sums over parts of k; 0: it needs none.
     pub(crate) fn scratch_bytes(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> usize {
         match self.wgmma {
@@ -80,14 +86,18 @@ impl SmallMProduct {
         Self::new(desc, sum, gpu, configs)
     }
 
-    /// Whether a record may have this configuration.
-    pub(crate) fn serves(desc: &GemmDesc, gpu: SmallMGpu, config: SmallMConfig) -> bool {
-        let (block, Some(operands)) = (config.block(), small_m_operands(desc)) else { return false };
-        let invariant = || of_any_m(operands, desc.b_order, [desc.n, desc.k], gpu.sm_count) == Some(config);
-        block.operands() == operands
-            && block.multiplies(desc.m)
-            && (gpu.clusters || !config.needs_clusters())
-            && (!desc.batch_invariant || invariant())
+    /// Why a record may not have this configuration.
+    pub(crate) fn serves(desc: &GemmDesc, gpu: SmallMGpu, config: SmallMConfig) -> Offered<()> {
+        let (block, mnk) = (config.block(), [desc.m, desc.n, desc.k]);
+        let of_operands = |operands| {
+            let invariant = || of_any_m(operands, desc.b_order, [desc.n, desc.k], gpu.sm_count) == Some(config);
+            block.operands() == operands && (!desc.batch_invariant || invariant())
+        };
+        let runs = block.multiplies(desc.m) && (gpu.clusters || !config.needs_clusters());
+        if !runs || !small_m_operands(desc).is_some_and(of_operands) {
+            return Err(none_such(Formulation::SmallM, desc));
+        }
+        gpu.check_split(config, desc.b_order, mnk).map_err(|error| error.to_string())
     }
 
     /// With the configuration of a record.
@@ -233,7 +243,7 @@ fn bug(what: &str) -> Error {
 mod tests {
     use super::*;
     use crate::format::{DType, Fp8Format, Scheme};
-    use crate::gpu::gemm::formulation::{Finish, Formulation};
+    use crate::gpu::gemm::formulation::Finish;
     use crate::gpu::gemm::outline::outline;
     use crate::gpu::kernels::SmallMBlock;
 
@@ -264,7 +274,7 @@ mod tests {
         // More rows than 16 are for tiles.
         let more = GemmDesc { m: 17, ..e2m1 };
         let product = SmallMProduct::ask(&more, &sum, H200, search(20));
-        assert_eq!(product.place(), (0, 4));
+        assert_eq!(product.place(), (0, 6), "3 and 6 are splits of warpgroup products, too");
         assert!(product.configs.iter().all(|config| config.block() == SmallMBlock::Tile));
         let plain = GemmDesc { b, ..e2m1 };
         let sum = outline(&plain, Formulation::SmallM, Finish::Fused).unwrap().sum;
@@ -309,7 +319,10 @@ mod tests {
                             gpu.scratch_bytes(one.config(), CodeOrder::Published, [m, n, k])
                         );
                         let all = SmallMConfig::all(block.operands());
-                        let served: Vec<_> = all.filter(|config| SmallMProduct::serves(&desc, gpu, *config)).collect();
+                        let served: Vec<_> = all
+                            .chain(SmallMConfig::in_memory(block))
+                            .filter(|config| SmallMProduct::serves(&desc, gpu, *config).is_ok())
+                            .collect();
                         assert_eq!(served, [one.config()], "{b}, m = {m}");
                     }
                 }
@@ -318,9 +331,68 @@ mod tests {
         let many = GemmDesc::new(65, 4096, 7168, Operand::Plain(DType::Bf16), pairs[1].0, DType::Bf16);
         let tiles = SmallMConfig::all(SmallMOperands::E4m3Weights).collect::<Vec<_>>();
         assert!(
-            tiles.iter().all(|config| SmallMProduct::serves(&many, H200, *config)),
+            tiles.iter().all(|config| SmallMProduct::serves(&many, H200, *config).is_ok()),
             "asked for nothing, any will do"
         );
+    }
+
+    /// Splits that no cluster has are offered and taken from records where parts of sums can meet in memory, in every pass, and refused with words elsewhere.
+    #[test]
+    fn splits_that_meet_in_memory_alone_serve_where_they_can() {
+        let older = SmallMGpu { clusters: false, wgmma: false, ..H200 };
+        let config = |block, split| SmallMConfig::new(block, split).unwrap();
+        let (e2m1, e4m3) = (SmallMBlock::Tile, SmallMBlock::TileE4m3);
+        let of = |m, [n, k]: [usize; 2], b, gpu| {
+            let desc = GemmDesc::new(m, n, k, Operand::Plain(DType::Bf16), b, DType::Bf16);
+            let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
+            let search = Search { candidates: 20, workspace_limit: 0, alpha: 1.0 };
+            (desc, SmallMProduct::ask(&desc, &sum, gpu, search))
+        };
+        let splits = |product: &SmallMProduct| {
+            let mut all: Vec<_> =
+                product.configs.iter().filter(|c| c.block().takes_passes()).map(|c| c.split()).collect();
+            all.sort_unstable();
+            all
+        };
+        let tiles = Scheme::Fp8Tensor(Fp8Format::E4M3);
+        let shape = [10240, 8192];
+        let (desc, product) = of(64, shape, Scheme::Nvfp4, H200);
+        assert_eq!(
+            (splits(&product), product.config()),
+            (vec![1, 2, 3, 4, 8], config(e2m1, 3)),
+            "480 blocks are too many"
+        );
+        assert!(product.words().contains("one that adds parts of sums"), "{}", product.words());
+        assert_eq!(product.scratch_bytes(), 64 * 8192 * 2 + 3 * 64 * 10240 * 4);
+        assert_eq!(SmallMProduct::serves(&desc, H200, config(e2m1, 3)), Ok(()));
+        let many = SmallMProduct::serves(&desc, H200, config(e2m1, 6)).unwrap_err();
+        assert!(many.contains("264, and here are 480"), "{many}");
+        let wrong = SmallMProduct::serves(&desc, H200, config(e4m3, 3)).unwrap_err();
+        assert_eq!(wrong, "small-m has no such algorithm for bf16 x nvfp4 and m = 64");
+        assert_eq!(splits(&of(32, shape, Scheme::Nvfp4, H200).1), [1, 2, 3, 4, 8]);
+        assert_eq!(splits(&of(64, [2112, 7168], Scheme::Nvfp4, H200).1), [1, 2, 3, 4, 6, 8]);
+        // Rows, or passes, that blocks in clusters multiply.
+        let refused = [(8, Scheme::Nvfp4, 8), (16, tiles, 16), (65, tiles, 1), (130, tiles, 2)];
+        for (m, b, rows) in refused {
+            let (desc, product) = of(m, shape, b, H200);
+            let block = if b == Scheme::Nvfp4 { e2m1 } else { e4m3 };
+            assert_eq!(splits(&product), [1, 2, 4, 8], "{b}, m = {m}");
+            let why = SmallMProduct::serves(&desc, H200, config(block, 3)).unwrap_err();
+            let words = [
+                format!("m = {m}, n = 10240, k = 8192"),
+                format!("do not multiply {rows} rows"),
+                "choose a split of 1, 2, 4 or 8".into(),
+            ];
+            assert!(words.iter().all(|word| why.contains(word)), "{why}");
+        }
+        assert_eq!([64, 128].map(|m| splits(&of(m, shape, tiles, H200).1)), [[1, 2, 3, 4, 8], [1, 2, 3, 4, 8]]);
+        // On other GPUs nothing does.
+        for gpu in [older, SmallMGpu { wgmma: false, ..H200 }] {
+            let (desc, product) = of(64, shape, Scheme::Nvfp4, gpu);
+            assert_eq!(splits(&product), [1, 2, 4, 8]);
+            let why = SmallMProduct::serves(&desc, gpu, config(e2m1, 3)).unwrap_err();
+            assert!(why.contains("which sm_90 alone has"), "{why}");
+        }
     }
 
     /// Without clusters parts of k are those of a block's warps, or tiles that leave their sums in scratch memory.

@@ -64,6 +64,11 @@ pub(crate) enum Product {
 /// An answer, or the words for why there is none.
 pub(crate) type Offered<T> = std::result::Result<T, String>;
 
+/// For a record of an algorithm that this way does not have.
+pub(crate) fn none_such(way: Formulation, desc: &GemmDesc) -> String {
+    format!("{way} has no such algorithm for {} x {} and m = {}", desc.a, desc.b, desc.m)
+}
+
 impl Product {
     /// Asks for algorithms of the product that this outline needs.
     fn ask(handle: &Handle, desc: &GemmDesc, outline: &Outline, search: Search) -> Result<Offered<Self>> {
@@ -85,19 +90,19 @@ impl Product {
         search: Search,
     ) -> Result<Offered<Self>> {
         let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
-        let none_such = |way| format!("{way} has no such algorithm for {} x {} and m = {}", desc.a, desc.b, desc.m);
         match (algorithm, outline.formulation) {
             (Algorithm::Sm90(config), Formulation::Sm90) => match sm90_pair(desc) {
                 Ok(pair) if Sm90Product::serves(desc, sum, pair, *config) => {
                     Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, pair, gpu.sm_count, *config)))))
                 }
-                _ => Ok(Err(none_such(Formulation::Sm90))),
+                _ => Ok(Err(none_such(Formulation::Sm90, desc))),
             },
-            (Algorithm::SmallM(config), Formulation::SmallM) if SmallMProduct::serves(desc, gpu, *config) => {
-                Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, gpu, *config)))))
-            }
+            (Algorithm::SmallM(config), Formulation::SmallM) => Ok(SmallMProduct::serves(desc, gpu, *config)
+                .map(|()| Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, gpu, *config))))),
             (Algorithm::Sm90(_) | Algorithm::SmallM(_), other)
-            | (Algorithm::CublasLt(_), other @ (Formulation::Sm90 | Formulation::SmallM)) => Ok(Err(none_such(other))),
+            | (Algorithm::CublasLt(_), other @ (Formulation::Sm90 | Formulation::SmallM)) => {
+                Ok(Err(none_such(other, desc)))
+            }
             (Algorithm::CublasLt(recorded), _) => {
                 let product = LtProduct::recorded(handle, desc, sum, recorded, search)?;
                 Ok(product.map(|lt| Self::Lt(Box::new(lt))))

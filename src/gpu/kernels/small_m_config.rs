@@ -212,8 +212,8 @@ pub(crate) fn most_rows(operands: SmallMOperands) -> usize {
     SmallMBlock::of(operands).map(SmallMBlock::most_rows).max().unwrap_or(0)
 }
 
-/// A configuration of the `small-m` product: a block, and into how many parts a cluster of blocks splits k. The parts whose sums are added in the order
-/// of k are the split times those of a block.
+/// A configuration of the `small-m` product: a block, and into how many parts several blocks split k, those of a cluster, or ones that leave their sums in scratch memory. The parts whose sums are
+/// added in the order of k are the split times those of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "SmallMConfigFile", into = "SmallMConfigFile")]
 pub struct SmallMConfig {
@@ -243,28 +243,44 @@ impl TryFrom<SmallMConfigFile> for SmallMConfig {
 }
 
 impl SmallMConfig {
-    /// The splits of k that there are: blocks of a cluster.
+    /// The splits of k of every block: blocks of a cluster.
     pub const SPLITS: [u32; 4] = [1, 2, 4, 8];
+    /// Those of tiles beside them, which no cluster has: parts of their sums meet in scratch memory, by warpgroup products of sm_90 alone.
+    pub const SPLITS_IN_MEMORY: [u32; 2] = [3, 6];
 
     /// A block, and into how many parts k is split.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] unless `split` is one of [`SmallMConfig::SPLITS`].
+    /// [`Error::Unsupported`] unless `split` is one of [`SmallMConfig::SPLITS`], or, of blocks that are tiles, of
+    /// [`SmallMConfig::SPLITS_IN_MEMORY`].
     pub fn new(block: SmallMBlock, split: u32) -> Result<Self> {
-        if !Self::SPLITS.contains(&split) {
+        let all = Self::SPLITS.into_iter().chain(Self::in_memory(block).map(|config| config.split));
+        if !all.into_iter().any(|one| one == split) {
             return Err(Error::unsupported(
-                format!("a small-m product that splits k into {split}"),
-                "a cluster has 1, 2, 4 or 8 blocks",
+                format!("a small-m product in blocks of {block} that splits k into {split}"),
+                "a cluster has 1, 2, 4 or 8 blocks, and of tiles alone 3 or 6 leave their parts of sums in memory",
                 "choose one of them, or tune anew",
             ));
         }
         Ok(Self { block, split })
     }
 
-    /// Every configuration for these operands. Not each serves as many rows of A: those of E2M1 weights
+    /// Every configuration for these operands that [needs no memory](Self::needs_memory) for its sums. Not each serves as many rows of A: those of E2M1 weights
     /// 64 in blocks of [`SmallMBlock::Tile`], and 16 in others.
     pub fn all(operands: SmallMOperands) -> impl Iterator<Item = Self> {
         SmallMBlock::of(operands).flat_map(|block| Self::SPLITS.map(|split| Self { block, split }))
+    }
+
+    /// The others of a block.
+    pub(crate) fn in_memory(block: SmallMBlock) -> impl Iterator<Item = Self> {
+        let tile = matches!(block.shape(), Shape::Tile { .. });
+        Self::SPLITS_IN_MEMORY.into_iter().filter(move |_| tile).map(move |split| Self { block, split })
+    }
+
+    /// Whether its parts of sums can meet in scratch memory alone, as no cluster has so many blocks: a split of [`SmallMConfig::SPLITS_IN_MEMORY`], which serves warpgroup
+    /// products of as many blocks as run at once on sm_90. Others of tiles meet there or in a cluster, to the same bits.
+    pub fn needs_memory(self) -> bool {
+        Self::SPLITS_IN_MEMORY.contains(&self.split)
     }
 
     /// Whether its blocks must meet in a cluster, which GPUs have since sm_90. Those of tiles may leave their parts of sums in memory instead, for another
@@ -285,7 +301,7 @@ impl SmallMConfig {
         self.block
     }
 
-    /// Blocks of a cluster, each with a part of k.
+    /// Blocks, each with a part of k.
     pub fn split(self) -> u32 {
         self.split
     }
@@ -443,7 +459,28 @@ mod tests {
                 assert_eq!(read(&serde_json::to_string(&config).unwrap()), Ok(config));
             }
         }
-        assert!(read(r#"{"block":"one","split":3}"#).unwrap_err().contains("splits k into 3"));
+        let tiles = [SmallMBlock::Tile, SmallMBlock::TileE4m3];
+        for block in SmallMBlock::ALL {
+            let more: Vec<_> = SmallMConfig::in_memory(block).collect();
+            assert_eq!(
+                more.iter().map(|config| config.split()).collect::<Vec<_>>(),
+                if tiles.contains(&block) { vec![3, 6] } else { vec![] }
+            );
+            assert!(more.iter().all(|config| config.needs_memory() && !config.needs_clusters()));
+            assert!(more.iter().all(|config| read(&serde_json::to_string(config).unwrap()) == Ok(*config)));
+            let refused: Vec<_> = (0..20).filter(|split| SmallMConfig::new(block, *split).is_err()).collect();
+            assert!(
+                [0, 5, 7, 12, 16].iter().all(|split| refused.contains(split))
+                    && refused.contains(&3) == more.is_empty()
+            );
+        }
+        assert!(SmallMOperands::ALL.into_iter().flat_map(SmallMConfig::all).all(|config| !config.needs_memory()));
+        let no_tile = read(r#"{"block":"one","split":3}"#).unwrap_err();
+        assert!(
+            no_tile.contains("blocks of one that splits k into 3") && no_tile.contains("of tiles alone 3 or 6"),
+            "{no_tile}"
+        );
+        assert!(read(r#"{"block":"tile","split":5}"#).unwrap_err().contains("splits k into 5"));
         assert!(read(r#"{"block":"three","split":2}"#).is_err() && read(r#"{"block":"one"}"#).is_err());
     }
 }

@@ -28,16 +28,21 @@ impl std::fmt::Display for Meeting {
     }
 }
 
-/// Half steps of 128 of k that a product takes beside those of its blocks: of one block, of a cluster, of two kernels; and of each round of blocks behind the first. Fitted to all splits of 16 to 64 rows of three schemes at 11
-/// shapes (H200, 2026-11, the record of joins), where what costs the least takes 1.011 of the fastest on average, 1.063 at most (`fp8-128x128`, 64 x 10240 x 8192).
-const ALONE: usize = 10;
-const CLUSTER: usize = 16;
-const TWO_KERNELS: usize = 22;
+/// Half steps of 128 of k that a product takes beside those of its blocks: of one block, of a cluster, to which each of its blocks adds one, of two kernels; and of each round of blocks behind the first. Fitted to all splits
+/// of 16 to 64 rows of three schemes at 11 shapes (H200, 2026-11, the record of joins), where what costs the least takes 1.007 of the fastest on average, 1.062 at most (`nvfp4`, 64 x 5120 x 5120), and 1.011 and 1.063 of the
+/// powers of two alone.
+const ALONE: usize = 12;
+const CLUSTER: usize = 12;
+const TWO_KERNELS: usize = 20;
 const ROUND: usize = 12;
 
-/// Half steps of blocks that stand on a multiprocessor at once and take a step each: another one beside a block takes half as long again.
+/// Half steps of blocks that stand on a multiprocessor at once and take a step each: another one beside a block takes half as long again, a third one as long.
 fn half_steps(at_once: usize) -> usize {
-    if at_once > 0 { at_once + 1 } else { 0 }
+    match at_once {
+        0 => 0,
+        1 | 2 => at_once + 1,
+        _ => 2 * at_once - 1,
+    }
 }
 
 /// Half steps of so many blocks or clusters, of which `places` says how many run at once with that many blocks on a multiprocessor, up to `residents`; each takes so many steps.
@@ -48,19 +53,29 @@ fn rounds(all: usize, places: impl Fn(usize) -> usize, residents: usize, steps: 
 }
 
 /// Where the parts of a product of n rows of B meet, and what it costs, in half steps of 128 of k. A cluster that finds no multiprocessors of its own stands beside another one, and all wait for these two: blocks that are no
-/// cluster are spread over all multiprocessors (H200, 2026-11: 32 clusters of four, 64 x 4096 x 7168 of `nvfp4`, 21.2 us, and 14.4 as blocks).
-pub(crate) fn meeting(config: SmallMConfig, [n, k]: [usize; 2], residents: usize, sm_count: usize) -> (Meeting, usize) {
+/// cluster are spread over all multiprocessors (H200, 2026-11: 32 clusters of four, 64 x 4096 x 7168 of `nvfp4`, 21.2 us, and 14.4 as blocks). `None`: nowhere, as no cluster has so many blocks, and more than run at once
+/// leave nothing in memory.
+pub(crate) fn meeting(
+    config: SmallMConfig,
+    [n, k]: [usize; 2],
+    residents: usize,
+    sm_count: usize,
+) -> Option<(Meeting, usize)> {
     let (tiles, split) = (config.block().tiles(n), config.split() as usize);
     let steps = k.div_ceil(128).div_ceil(split);
     let spread = rounds(tiles * split, |blocks| sm_count.max(1) * blocks, residents, steps);
     if split == 1 {
-        return (Meeting::Cluster, spread + ALONE);
+        return Some((Meeting::Cluster, spread + ALONE));
     }
-    let clusters = rounds(tiles, |blocks| clusters_at_once(blocks, split, sm_count), residents, steps) + CLUSTER;
-    let memory = spread + TWO_KERNELS;
+    let clusters = (!config.needs_memory()).then(|| {
+        let clusters = rounds(tiles, |blocks| clusters_at_once(blocks, split, sm_count), residents, steps);
+        (Meeting::Cluster, clusters + CLUSTER + split)
+    });
     // More rounds gain little, and the parts of as many blocks as run at once are little memory.
     let one_round = tiles * split <= sm_count * residents;
-    if one_round && memory < clusters { (Meeting::Memory, memory) } else { (Meeting::Cluster, clusters) }
+    let memory = one_round.then_some((Meeting::Memory, spread + TWO_KERNELS));
+    // Of equal costs that with fewer kernels.
+    clusters.into_iter().chain(memory).min_by_key(|(_, cost)| *cost)
 }
 
 #[cfg(test)]
@@ -69,11 +84,16 @@ mod tests {
     use crate::gpu::kernels::small_m_config::SmallMBlock;
 
     fn of(split: u32, nk: [usize; 2], residents: usize) -> (Meeting, usize) {
+        somewhere(split, nk, residents).unwrap()
+    }
+
+    fn somewhere(split: u32, nk: [usize; 2], residents: usize) -> Option<(Meeting, usize)> {
         meeting(SmallMConfig::new(SmallMBlock::Tile, split).unwrap(), nk, residents, 132)
     }
 
     #[test]
     fn blocks_beside_others_take_longer() {
+        assert_eq!([0, 1, 2, 3].map(half_steps), [0, 2, 3, 5]);
         let of = |blocks| rounds(blocks, |at_once| 10 * at_once, 2, 7);
         // One and two on a multiprocessor, and another round of one.
         assert_eq!([0, 1, 10, 11, 20].map(of), [0, 2 * 7, 2 * 7, 3 * 7, 3 * 7]);
@@ -100,6 +120,21 @@ mod tests {
         // A short k does not pay for another kernel.
         assert_eq!(of(4, [4096, 512], 2).0, Cluster);
         // A GPU of which nothing is known.
-        assert_eq!(meeting(SmallMConfig::new(SmallMBlock::Tile, 8).unwrap(), [128, 128], 2, 0).0, Cluster);
+        let unknown = |split| meeting(SmallMConfig::new(SmallMBlock::Tile, split).unwrap(), [128, 128], 2, 0);
+        assert_eq!((unknown(8).unwrap().0, unknown(3)), (Cluster, None));
+    }
+
+    /// A split that no cluster has: never in one, and of no more blocks than run at once.
+    #[test]
+    fn three_and_six_meet_in_memory_alone() {
+        use Meeting::Memory;
+        assert_eq!(somewhere(3, [10240, 8192], 2), Some((Memory, 3 * 22 + TWO_KERNELS)));
+        assert_eq!(somewhere(3, [5120, 5120], 2), Some((Memory, 2 * 14 + TWO_KERNELS)));
+        assert_eq!(somewhere(6, [2112, 7168], 2), Some((Memory, 2 * 10 + TWO_KERNELS)));
+        // 88 times three are as many as run at once, and 89 are more; of three to a multiprocessor 66 times six.
+        assert_eq!([88, 89].map(|tiles| somewhere(3, [tiles * 128, 8192], 2).map(|at| at.0)), [Some(Memory), None]);
+        assert_eq!([66, 67].map(|tiles| somewhere(6, [tiles * 128, 8192], 3).map(|at| at.0)), [Some(Memory), None]);
+        // However short k is.
+        assert_eq!(somewhere(6, [128, 128], 2), Some((Memory, 2 + TWO_KERNELS)));
     }
 }

@@ -11,6 +11,7 @@ use super::small_m::InChain;
 use super::small_m_codes::SmallMWeights;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, no_such_block, too_many_rows};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
+use super::small_m_wgmma::Wgmma;
 use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::device::memory::Span;
@@ -321,6 +322,9 @@ impl Kernels {
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
+        // Before the first pass: where one cannot be launched, none is.
+        let here = self.on_hopper().then_some(self.sm_count);
+        Wgmma::check_split(call.config, call.weights.code_order(), [call.m, call.n, call.k], here)?;
         let most = call.config.block().most_rows();
         if call.m <= most {
             return self.small_m_weights_pass(stream, call);

@@ -69,6 +69,17 @@ pub(crate) fn takes(operands: SmallMOperands, codes: CodeOrder, [m, n, k]: [usiz
     }
 }
 
+/// That of a pass of m rows in this configuration, if it is one by these tiles.
+fn width_of(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3]) -> Option<&'static Width> {
+    let (operands, tile) = (config.block().operands(), config.block().takes_passes());
+    of_rows(operands, m).filter(|_| tile && takes(operands, codes, [m, n, k]))
+}
+
+/// Rows of the passes that differ: whole ones, and what is left.
+fn rows_of_passes(m: usize) -> impl Iterator<Item = usize> {
+    [m.min(64), if m > 64 { m % 64 } else { 0 }].into_iter().filter(|rows| *rows > 0)
+}
+
 /// A pass by these tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Wgmma {
@@ -80,11 +91,11 @@ pub(crate) struct Wgmma {
 }
 
 impl Wgmma {
-    /// That of at most 64 rows in this configuration, of weights in this order, on a GPU of so many multiprocessors that has them; `None`: other kernels multiply it.
+    /// That of at most 64 rows in this configuration, of weights in this order, on a GPU of so many multiprocessors that has them; `None`: other kernels multiply it, or, of a split that no cluster has, nothing does
+    /// ([`Wgmma::check_split`]).
     pub(crate) fn of(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3], sm_count: usize) -> Option<Self> {
-        let (operands, tile) = (config.block().operands(), config.block().takes_passes());
-        let width = of_rows(operands, m).filter(|_| tile && takes(operands, codes, [m, n, k]))?;
-        let (meeting, cost) = meeting(config, [n, k], width.residents, sm_count);
+        let width = width_of(config, codes, [m, n, k])?;
+        let (meeting, cost) = meeting(config, [n, k], width.residents, sm_count)?;
         let parts = config.parts_bytes(meeting == Meeting::Cluster, [m, n]);
         Some(Self { width, meeting, cost, arranged: width.tokens * k.next_multiple_of(128) * 2, parts })
     }
@@ -96,8 +107,37 @@ impl Wgmma {
         [m, n, k]: [usize; 3],
         sm_count: usize,
     ) -> impl Iterator<Item = Self> {
-        let rows = [m.min(64), if m > 64 { m % 64 } else { 0 }];
-        rows.into_iter().filter_map(move |rows| Self::of(config, codes, [rows, n, k], sm_count))
+        rows_of_passes(m).filter_map(move |rows| Self::of(config, codes, [rows, n, k], sm_count))
+    }
+
+    /// Refuses a split that no cluster has, of a product of any m, unless each of its passes is one by these tiles and leaves its parts of sums in memory. `sm_count`: of a GPU that has these tiles.
+    pub(crate) fn check_split(
+        config: SmallMConfig,
+        codes: CodeOrder,
+        [m, n, k]: [usize; 3],
+        sm_count: Option<usize>,
+    ) -> Result<()> {
+        if !config.needs_memory() {
+            return Ok(());
+        }
+        let why = match sm_count {
+            None => "warpgroup products, which sm_90 alone has".to_string(),
+            Some(sm_count) => {
+                let refused = |rows: &usize| Self::of(config, codes, [*rows, n, k], sm_count).is_none();
+                let Some(rows) = rows_of_passes(m).find(refused) else { return Ok(()) };
+                match width_of(config, codes, [rows, n, k]) {
+                    None => format!("warpgroup products, which do not multiply {rows} rows with such a B"),
+                    Some(width) => {
+                        let (blocks, most) =
+                            (config.block().tiles(n) * config.split() as usize, width.residents * sm_count);
+                        format!("no more blocks than run at once, {most}, and here are {blocks}")
+                    }
+                }
+            }
+        };
+        let rule = format!("with k split by {} parts of sums meet in memory alone, which takes {why}", config.split());
+        let found = format!("m = {m}, n = {n}, k = {k}:");
+        Err(Error::shape("A and B", found, rule, "choose a split of 1, 2, 4 or 8"))
     }
 
     /// Scratch memory of all passes, which follow one another: A arranged, and behind it the parts of sums that meet there, in whole lines. 0: none is of these tiles.
@@ -268,5 +308,40 @@ mod tests {
         assert_eq!(residents(e4m3, 17), 2);
         assert_eq!(of(e2m1, 4, [64, 4096, 7168]).unwrap().meeting(), Meeting::Memory);
         assert_eq!(of(e2m1, 2, [64, 4096, 7168]).unwrap().meeting(), Meeting::Cluster);
+    }
+
+    /// Of all passes, with words for each reason.
+    #[test]
+    fn splits_that_no_cluster_has_are_refused_where_parts_cannot_meet() {
+        let (e2m1, e4m3) = (SmallMBlock::Tile, SmallMBlock::TileE4m3);
+        let check = |block, split, mnk, sm_count| {
+            let config = SmallMConfig::new(block, split).unwrap();
+            let refusal = Wgmma::check_split(config, CodeOrder::Published, mnk, sm_count);
+            refusal.err().map_or(String::new(), |error| error.to_string())
+        };
+        let here = |block, split, mnk| check(block, split, mnk, Some(132));
+        assert_eq!([3, 6].map(|split| here(e2m1, split, [17, 2112, 7168])), ["", ""]);
+        assert_eq!([16, 64].map(|m| here(e2m1, 3, [m, 10240, 8192])), ["", ""]);
+        assert_eq!([64, 128, 96, 192].map(|m| here(e4m3, 3, [m, 10240, 8192])), ["", "", "", ""]);
+        assert_eq!(here(e2m1, 6, [0, 10240, 8192]), "", "no row is no pass");
+        let many = "A and B: m = 64, n = 10240, k = 8192: with k split by 6 parts of sums meet in memory alone, which takes no more blocks than run at once, 264, and here are 480; choose a split of 1, 2, 4 or 8";
+        assert_eq!(here(e2m1, 6, [64, 10240, 8192]), many);
+        let rows = |m| format!("warpgroup products, which do not multiply {m} rows with such a B; choose");
+        assert!(here(e2m1, 3, [8, 10240, 8192]).contains(&rows(8)));
+        assert!(here(e2m1, 3, [16, 4096, 7040]).contains(&rows(16)), "fewer weights");
+        assert!(here(e4m3, 3, [17, 1024, 7168]).contains(&rows(17)));
+        assert!(here(e4m3, 3, [130, 10240, 8192]).contains(&rows(2)), "what is left of the last pass");
+        let elsewhere = check(e2m1, 3, [64, 10240, 8192], None);
+        assert!(elsewhere.contains("which takes warpgroup products, which sm_90 alone has"), "{elsewhere}");
+        // Others meet anywhere.
+        for split in SmallMConfig::SPLITS {
+            assert_eq!([None, Some(132)].map(|sm_count| check(e2m1, split, [3, 57344, 64], sm_count)), ["", ""]);
+        }
+        // What is refused is none of these tiles, and has no scratch memory.
+        assert!(of(e2m1, 6, [64, 10240, 8192]).is_none() && of(e2m1, 3, [8, 10240, 8192]).is_none());
+        let three = SmallMConfig::new(e2m1, 3).unwrap();
+        let bytes = |mnk| Wgmma::scratch_of(three, CodeOrder::Published, mnk, 132);
+        assert_eq!(bytes([64, 10240, 8192]), 64 * 8192 * 2 + 3 * 64 * 10240 * 4);
+        assert_eq!(bytes([8, 10240, 8192]), 0);
     }
 }
