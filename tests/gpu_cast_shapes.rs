@@ -157,11 +157,18 @@ fn every_code_below_every_largest() {
     for from in [CastGroup::Group1x128, CastGroup::Group1x32, CastGroup::Group1x64] {
         let from = scheme(CodeFormat::E4M3, from);
         let [_, groups] = from.group().grid(rows, cols);
-        let of_groups = (0..rows * groups)
+        let of_groups: Vec<f32> = (0..rows * groups)
             .map(|i| scales[(i / groups / 126 + i % groups % 2 * (i / groups % 2)) % scales.len()])
             .collect();
-        let q = HostCastMatrix::from_logical(from, rows, cols, codes.clone(), of_groups).unwrap();
+        let q = HostCastMatrix::from_logical(from, rows, cols, codes.clone(), of_groups.clone()).unwrap();
         let there = CastMatrix::from_host(&handle, &q).unwrap();
+        // The same rows again and again: more of them than blocks that stay have at once.
+        let again = 2 + 30 * handle.device().sm_count as usize * 128 * 32 / (rows * cols);
+        let tall = (from.group() == CastGroup::Group1x128).then(|| {
+            let q =
+                HostCastMatrix::from_logical(from, again * rows, cols, codes.repeat(again), of_groups.repeat(again));
+            CastMatrix::from_host(&handle, &q.unwrap()).unwrap()
+        });
         for to in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128] {
             let exact = CastRecipe::new(scheme(CodeFormat::E2M1, to));
             for recipe in [exact, exact.power_of_two(), exact.with_floor(30.0).unwrap()] {
@@ -169,6 +176,15 @@ fn every_code_below_every_largest() {
                 let mut got = poisoned_cast(&handle, recipe.scheme(), rows, cols);
                 handle.cast_into(&there, recipe, &mut got).unwrap();
                 assert_cast(&handle, &got, &want, &format!("{from} to {recipe:?}"));
+                let Some(tall) = &tall else { continue };
+                let mut got = poisoned_cast(&handle, recipe.scheme(), again * rows, cols);
+                handle.cast_into(tall, recipe, &mut got).unwrap();
+                let (bytes, scales) =
+                    (handle.read_bytes(&got.codes()).unwrap(), handle.read_bytes(&got.scales()).unwrap());
+                let context = format!("{again} times {from} to {recipe:?}");
+                assert!(bytes.chunks(want.codes().len()).all(|one| one == want.codes()), "{context}: codes");
+                let right = want.device_scales();
+                assert!(scales.chunks(right.len()).all(|one| one == right), "{context}: scales");
             }
         }
     }

@@ -13,24 +13,37 @@ __device__ __forceinline__ bool has_thresholds(float s) { return (s > 1e-30f && 
 constexpr u32 LEAST_OF_LADDER = 0x1C;
 __device__ __forceinline__ bool has_ladder(u32 largest) { return largest - 1 >= LEAST_OF_LADDER - 1; }
 
+// Four E4M3 codes, the first in the lowest byte.
+__device__ __forceinline__ u32 encode_four(float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 890
+    u32 codes;
+    asm("{\n\t.reg .b16 lo, hi;\n\tcvt.rn.satfinite.e4m3x2.f32 lo, %2, %1;\n\tcvt.rn.satfinite.e4m3x2.f32 hi, %4, %3;\n\tmov.b32 %0, {lo, hi};\n\t}" : "=r"(codes) : "f"(a), "f"(b), "f"(c), "f"(d));
+    return codes;
+#else
+    return encode_pair<E4M3>(a, b) | encode_pair<E4M3>(c, d) << 16;
+#endif
+}
+// The sign of the first number in all bits of the lowest byte, that of the other in the next.
+__device__ __forceinline__ u32 two_signs(float a, float b) {
+    u32 signs;
+    asm("prmt.b32 %0, %1, %2, 0xFBFB;" : "=r"(signs) : "r"(__float_as_uint(a)), "r"(__float_as_uint(b)));
+    return signs;
+}
+
 // 128 - T for the thresholds T of places 1 to 4, in bytes. The nearest code r to (1/4, 3/4, 5/4, 7/4) / (s e), `inverse` being about 1 / (s e), is the threshold if its y is far
 // enough, else the next code is: neighbours of r are at least 1/32 off, a thousand times what the quotient is. Quotients above 448 become 448, and if that does not reach, 127: no
 // code does.
 __device__ __forceinline__ u32 below_thresholds(float s, float e, float inverse) {
     const float from[4] = {0.25f, 0.75f, 1.25f, 1.75f};
-    const u32 first = encode_pair<E4M3>(__fmul_rn(from[0], inverse), __fmul_rn(from[1], inverse));
-    const u32 second = encode_pair<E4M3>(__fmul_rn(from[2], inverse), __fmul_rn(from[3], inverse));
-    float c[4];
-    decode_pair(E4M3, first, c[0], c[1]);
-    decode_pair(E4M3, second, c[2], c[3]);
-    u32 below = 0x80808080u - __byte_perm(first, second, 0x5410);
+    // Numbers that y must be above: ties go to the even place, and so to every other.
+    const float above[4] = {0.25f, 0x1.7FFFFEp-1f, 1.25f, 0x1.BFFFFEp0f};
+    const u32 nearest = encode_four(__fmul_rn(from[0], inverse), __fmul_rn(from[1], inverse), __fmul_rn(from[2], inverse), __fmul_rn(from[3], inverse));
+    float c[4], left[4];
+    decode_pair(E4M3, nearest & 0xFFFF, c[0], c[1]);
+    decode_pair(E4M3, nearest >> 16, c[2], c[3]);
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        // Ties go to the even place: to every other y must be above what lies half way.
-        const u32 least = __float_as_uint(from[j]) + (j % 2 == 0);
-        if (__float_as_uint(__fmul_rn(__fmul_rn(c[j], s), e)) < least) below -= 1u << 8 * j;
-    }
-    return below;
+    for (int j = 0; j < 4; j++) left[j] = __fsub_rn(above[j], __fmul_rn(__fmul_rn(c[j], s), e));  // is negative where y reaches
+    return (__byte_perm(two_signs(left[0], left[1]), two_signs(left[2], left[3]), 0x5410) & 0x01010101u) + 0x7F7F7F7Fu - nearest;
 }
 
 // A byte in all four places.

@@ -29,7 +29,7 @@ pub(super) struct CastKernels {
     /// Codes of a matrix without gaps, by `usize::from` of whether the target is E2M1 and whether the source is.
     flat: [[Kernel; 2]; 2],
     /// The same of E4M3 to E2M1 in groups of 16, 32, 64 and 128 columns, each within one of the source, whose own have 32 or more.
-    steps: [Kernel; 4],
+    steps: [Steps; 4],
     /// Row read twice, row in registers.
     row: [BySource; 2],
     tile: BySource,
@@ -43,6 +43,15 @@ pub(super) struct CastKernels {
     fp4_to_fp8: [(Kernel, usize); 2],
     /// Of many rows of groups of 32 with UE8M0 scales, uncounted.
     fp4_to_fp8_words: Kernel,
+}
+
+/// A kernel of E4M3 to E2M1 by thresholds: pieces of 32 neighbours that a thread has at once, and blocks that stay on each multiprocessor
+/// (`kernels/cast/cast_steps.cuh`).
+#[derive(Clone, Copy)]
+struct Steps {
+    kernel: Kernel,
+    pieces: usize,
+    blocks: usize,
 }
 
 /// Kernels whose lanes have sixteen neighbours of a matrix of 16 bits, and what they are for.
@@ -120,7 +129,9 @@ impl CastKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let (rows, tile) = (modules.file("cast/cast_rows")?, modules.file("cast/cast_tile")?);
         let back = modules.file("cast/cast_back")?;
-        let steps = |shift: u32| rows.kernel(&format!("cast_steps_{shift}_e4m3"));
+        let steps = |shift: u32, pieces: usize, blocks: usize| -> Result<Steps> {
+            Ok(Steps { kernel: rows.kernel(&format!("cast_steps_{shift}_e4m3"))?, pieces, blocks })
+        };
         let flat = |to: &str, of: &str| rows.kernel(&format!("cast_groups_flat_{to}_{of}"));
         Ok(Self {
             few: BySource::with_channels(rows, "cast_groups_few")?,
@@ -128,7 +139,7 @@ impl CastKernels {
             line: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
             wide: [Wide::of(rows, "bf16")?, Wide::of(rows, "f16")?],
             flat: [[flat("e4m3", "e4m3")?, flat("e4m3", "e2m1")?], [flat("e2m1", "e4m3")?, flat("e2m1", "e2m1")?]],
-            steps: [steps(4)?, steps(5)?, steps(6)?, steps(7)?],
+            steps: [steps(4, 1, 9)?, steps(5, 1, 9)?, steps(6, 2, 5)?, steps(7, 2, 5)?],
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::with_channels(tile, "cast_tile")?,
             channel: BySource::with_channels(tile, "cast_channel")?,
@@ -172,31 +183,43 @@ impl CastKernels {
 
     /// Of a matrix whose rows follow one another without a gap, and its scales likewise, all of it as one row: the kernel, and its blocks. `few`: as
     /// `Kernels::are_few` says.
-    fn flat(&self, from: &CastFrom<'_>, to: &CastTo<'_>, part: CastPart, few: bool) -> Option<(Kernel, Blocks)> {
+    fn flat(
+        &self,
+        from: &CastFrom<'_>,
+        to: &CastTo<'_>,
+        part: CastPart,
+        few: bool,
+        sm_count: usize,
+    ) -> Option<(Kernel, Blocks)> {
         let to_e2m1 = to.scheme.format() == CodeFormat::E2M1;
         let by_128 = to.scheme.group() == CastGroup::Group1x128;
-        let (kernel, elements) = match from.values {
+        let (kernel, elements, most) = match from.values {
             CastValues::Plain { row_stride, .. } if row_stride == from.cols => match self.wide(from)? {
-                wide if few && by_128 => (wide.few[usize::from(to_e2m1)], 8),
-                wide if !few && to_e2m1 => (wide.flat, 32),
+                wide if few && by_128 => (wide.few[usize::from(to_e2m1)], 8, usize::MAX),
+                wide if !few && to_e2m1 => (wide.flat, 32, usize::MAX),
                 _ => return None,
             },
             CastValues::Coded { scheme, .. } if !few && lies_flat(scheme, from.cols) => {
                 let of_e2m1 = scheme.format() == CodeFormat::E2M1;
                 let steps =
                     (to_e2m1 && !of_e2m1 && part == CastPart::Both).then(|| self.steps(scheme, to.scheme)).flatten();
-                let kernel = steps.unwrap_or(self.flat[usize::from(to_e2m1)][usize::from(of_e2m1)]);
-                (kernel, if to_e2m1 || of_e2m1 { 64 } else { 32 })
+                match steps {
+                    Some(Steps { kernel, pieces, blocks }) => (kernel, 32 * pieces, blocks * sm_count),
+                    None => {
+                        let kernel = self.flat[usize::from(to_e2m1)][usize::from(of_e2m1)];
+                        (kernel, if to_e2m1 || of_e2m1 { 64 } else { 32 }, usize::MAX)
+                    }
+                }
             }
             _ => return None,
         };
         let all = from.rows * from.cols;
         let flat = from.index.is_none() && from.rows == to.rows && lies_flat(to.scheme, from.cols) && all <= FLAT;
-        flat.then(|| (kernel, Blocks::new((all.div_ceil(128 * elements), 1), 128)))
+        flat.then(|| (kernel, Blocks::new((all.div_ceil(128 * elements).min(most), 1), 128)))
     }
 
     /// The kernel of E4M3 to E2M1 by thresholds, where groups are large enough and have one scale of the source each.
-    fn steps(&self, from: CastScheme, to: CastScheme) -> Option<Kernel> {
+    fn steps(&self, from: CastScheme, to: CastScheme) -> Option<Steps> {
         match (from.group().extents()[1], to.group().extents()[1]) {
             // A thread's 32 neighbours have one scale of the source.
             (Extent::Elements(of), Extent::Elements(columns)) if of >= columns.max(32) => match columns {
@@ -358,7 +381,7 @@ impl Kernels {
             Some((family, dtype, aligned)) => fused(family).of(dtype, aligned),
             None => plain.kernel(from),
         };
-        let flat = family.flat(from, to, part, self.are_few(rows, cols));
+        let flat = family.flat(from, to, part, self.are_few(rows, cols), self.sm_count);
         let launch = match (row_extent, col_extent) {
             _ if rows == 0 => None,
             (Extent::Elements(1), Extent::All) => {
