@@ -12,6 +12,8 @@ mod grouped_tensors;
 mod signal;
 #[path = "gpu_experts/streams.rs"]
 mod streams;
+#[path = "gpu_experts/thousand.rs"]
+mod thousand;
 #[path = "gpu_experts/transposes.rs"]
 mod transposes;
 
