@@ -205,9 +205,9 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
                     gpu_sm90_epilogue) tests=(each_kernel_once any_place groups_have) ;;
                     gpu_fused_gemm) tests=(each_kernel_once bad_input) ;;
                     gpu_sm90_e5m2) tests=(each_kernel_once groups_are) ;;
-                    gpu_experts) tests=(slots_of_other_pairs gradients_of_experts other_handles_wait gradients_on) ;;
+                    gpu_experts) tests=(slots_of_other_pairs gradients_of_experts other_handles_wait gradients_on transposes grouped_tensors) ;;
                     gpu_experts_levels) tests=(rows_of_experts members_of levels_that no_tile amax_of_groups levels_are_found) ;;
-                    gpu_experts_gradient) tests=(starts_give gradients_in_e5m2 many_groups every_pair refused) ;;
+                    gpu_experts_gradient) tests=(starts_give gradients_in_e5m2 many_groups thousand_slots every_pair refused) ;;
                     # The others take large matrices, or thousands of launches.
                     gpu_cast_shapes) tests=(every_code sixteen_neighbours) ;;
                     gpu_producer_shapes) tests=(swiglu_to_every_recipe) ;;

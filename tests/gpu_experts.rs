@@ -12,6 +12,8 @@ mod grouped_tensors;
 mod signal;
 #[path = "gpu_experts/streams.rs"]
 mod streams;
+#[path = "gpu_experts/thousand.rs"]
+mod thousand;
 #[path = "gpu_experts/transposes.rs"]
 mod transposes;
 
@@ -392,18 +394,18 @@ fn with_outliers(rng: &mut Noise, rows: usize, cols: usize) -> Array2<f32> {
 #[test]
 fn gradients_of_experts() {
     let Some(handle) = handle_with(KernelFamily::Sm90) else { return };
-    // A sum of few terms is as exact as its terms.
-    check_gradients(&handle, matrix, |count| if count == 1 { 26.0 } else { 28.0 });
+    // Also of a group of one row: the sums of Y and dX are as long as ever (29.0 and 28.6 dB by the reference), and dW loses next to nothing, since each number is the largest of its block, which its scale makes 448.
+    check_gradients(&handle, matrix, 28.0);
 }
 
 /// The same with outliers, beside which other numbers of their group lose digits.
 #[test]
 fn gradients_of_experts_with_outliers() {
     let Some(handle) = handle_with(KernelFamily::Sm90) else { return };
-    check_gradients(&handle, with_outliers, |_| 25.0);
+    check_gradients(&handle, with_outliers, 25.0);
 }
 
-fn check_gradients(handle: &Handle, drawn: fn(&mut Noise, usize, usize) -> Array2<f32>, least: fn(usize) -> f64) {
+fn check_gradients(handle: &Handle, drawn: fn(&mut Noise, usize, usize) -> Array2<f32>, least: f64) {
     let (features, rows) = (384, GROUPS * SLOT);
     let mut rng = Noise::new(47);
     let [w, x, dy] = [(GROUPS * OUT, features), (rows, features), (rows, OUT)].map(|(r, c)| drawn(&mut rng, r, c));
@@ -487,7 +489,7 @@ fn check_gradients(handle: &Handle, drawn: fn(&mut Noise, usize, usize) -> Array
             let rows_of = |d: &Array2<f32>| d.slice(taken).iter().copied().collect::<Vec<_>>();
             let kept = [db(x.dot(&w.t()), rows_of(&y)), db(dy.dot(&w), rows_of(&dx)), db(dy.t().dot(&x), own.to_vec())];
             println!("{found:?}, group {g}: {kept:.1?} dB");
-            assert!(kept.iter().all(|db| *db >= least(count)), "{found:?}, group {g}: {kept:.1?} dB");
+            assert!(kept.iter().all(|db| *db >= least), "{found:?}, group {g}: {kept:.1?} dB");
         }
     }
     let (other, mut d) = (zeros(features), handle.alloc(GROUPS * OUT * features * 4).unwrap());

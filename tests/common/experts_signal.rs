@@ -21,8 +21,8 @@ pub struct Asked {
     pub outliers: [f64; 3],
 }
 
-/// 28 and 25 dB wherever both sides are E4M3, but for outliers with MXFP8's power of two below the largest number of a block, which cuts that by up to an eighth: of one outlier alone 18 dB are left. E5M2
-/// has one digit less, E2M1 two.
+/// 28 and 25 dB wherever both sides are E4M3; E5M2 has one digit less, E2M1 two. Less of outliers in MXFP8, nearly all of whose signal they are: an FP32 scale makes of the largest number of a block the largest code, exactly; by a power
+/// of two it is rounded as others are, by up to a 17th (24.6 dB) in E4M3 and a ninth (19.1 dB) in E5M2. The lowest of these products has 23.1 dB, with gradients in E5M2 18.5.
 pub fn asked() -> Vec<Asked> {
     let [e4m3, e5m2] = [Fp8Format::E4M3, Fp8Format::E5M2];
     let [vector, wide_vector] = [e4m3, e5m2].map(Scheme::Fp8Group1x128);
@@ -37,8 +37,8 @@ pub fn asked() -> Vec<Asked> {
         ([[row; 2], [wide_row, row], [wide_row, row]], wide),
         ([[tensor; 2]; 3], best),
         ([[tensor; 2], [wide_tensor, tensor], [wide_tensor, tensor]], wide),
-        ([[mx; 2]; 3], (best.0, [18.0; 3])),
-        ([[mx; 2], [wide_mx, mx], [wide_mx, mx]], (wide.0, [18.0; 3])),
+        ([[mx; 2]; 3], (best.0, [22.0; 3])),
+        ([[mx; 2], [wide_mx, mx], [wide_mx, mx]], (wide.0, [22.0, 18.0, 18.0])),
         ([[Scheme::Nvfp4Row, Scheme::Nvfp4], [Scheme::Nvfp4Row; 2], [Scheme::Nvfp4Row; 2]], ([17.0; 3], [13.0; 3])),
     ]
     .map(|(pairs, (normal, outliers))| Asked { pairs, normal, outliers })

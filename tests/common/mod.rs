@@ -42,7 +42,7 @@ pub fn handle_with(family: KernelFamily) -> Option<Handle> {
     Some(handle)
 }
 
-/// Whether cuBLASLt has a product of groups of its own here that is not known to err; else that it is refused in words, and a reason to skip is printed.
+/// Whether cuBLASLt has a product of groups of its own here that is not known to err; else that it is refused in words, and a reason to skip is printed; or panics if `SCALED_GEMM_REQUIRE_GROUPED=1`.
 pub fn has_cublaslts_groups(handle: &Handle) -> bool {
     let tensor = Scheme::Fp8Tensor(Fp8Format::E4M3);
     let desc = GroupedGemmDesc::contiguous(5, 256, 128, 128, tensor, tensor, DType::Bf16).with_by_cublaslt(true);
@@ -57,6 +57,8 @@ pub fn has_cublaslts_groups(handle: &Handle) -> bool {
             let reasons = ["has no grouped products", "alone (documentation)", "does not call them"];
             let reasons = reasons.iter().any(|reason| text.contains(reason)) || matches!(error, Error::Library { .. });
             assert!(reasons, "{text}");
+            let required = std::env::var("SCALED_GEMM_REQUIRE_GROUPED").is_ok_and(|v| v == "1");
+            assert!(!required, "SCALED_GEMM_REQUIRE_GROUPED=1 and {text}");
             println!("skipped: {text}");
             false
         }

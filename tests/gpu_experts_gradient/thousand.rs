@@ -48,3 +48,33 @@ fn a_thousand_slots_give_what_each_group_gives_alone() {
         of.in_one(&handle, &taken, None, (&told, clamped), &CONFIGS);
     }
 }
+
+/// One product a group, of a transpose of each slot: added to what dW holds, with the bits of each alone.
+#[test]
+fn a_thousand_products_give_what_each_group_gives_alone() {
+    let Some(handle) = hopper() else { return };
+    let (slot, shape) = (128, [48, 32]);
+    let of = Experts::of_shape(93, GROUPS * slot, GROUPS, shape);
+    let transposes = |x: &Array2<f32>| {
+        let (rows, cols) = x.dim();
+        let on = upload(&handle, &bytes_of(DType::Bf16, x.iter()));
+        let mut all: Vec<_> = (0..GROUPS).map(|_| QuantMatrix::zeros(&handle, SCHEME, cols, slot).unwrap()).collect();
+        let x = MatRef::new(&on, DType::Bf16, rows, cols).unwrap();
+        handle.quantize_slots_transposed_into(&x, Recipe::new(SCHEME), &mut all).unwrap();
+        all
+    };
+    let (dy_t, x_t) = (transposes(&of.dy), transposes(&of.x));
+    let mut dw = handle.upload(&of.dw).unwrap();
+    let to = GroupedWeightGradient::new(&dy_t, &x_t, target_of(&mut dw, GROUPS, shape));
+    handle.grouped_weight_gradient(to).unwrap();
+    let found = handle.read::<f32>(&dw.view()).unwrap();
+    let own = shape[0] * (shape[1] + GAP);
+    for (g, (found, before)) in found.chunks(own).zip(of.dw.chunks(own)).enumerate() {
+        let mut alone = handle.upload(before).unwrap();
+        let args = GemmArgs::new(&dy_t[g], &x_t[g], target_of(&mut alone, 1, shape)).accumulate(1.0);
+        handle.scaled_gemm(args).unwrap();
+        let want = handle.read::<f32>(&alone.view()).unwrap();
+        assert!(found.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()), "group {g}");
+        assert!(found != before, "group {g}: nothing was added");
+    }
+}

@@ -46,6 +46,10 @@ impl Handle {
     /// no group are not touched, and equal rows have equal results, whatever else is multiplied. D must not overlap what is read. Of block scales on both sides a launch that dequantizes A goes before. Other pairs, in slots, take one product a slot, on one stream or
     /// [several](GroupedGemmArgs::streams), which begin behind what the handle's stream has and which that waits for ([`GroupedGemmArgs::explain`], which also says why they are not cuBLASLt's own grouped products).
     ///
+    /// In one launch groups without rows take no time. **One product a slot runs for all rows of every slot**, so that empty slots take as long as full ones: on sm_90 with block scales on both sides where a slot usually has more than 128 rows, with
+    /// MXFP8 whose B is E5M2, and where it is [asked for](GroupedGemmArgs::product_a_slot); on other GPUs with every pair. So do [gradients of the matrices](GroupedWeightGradient::new) of all operands but 1x128 scales on both sides on sm_90
+    /// ([`GroupedWeightGradient::whole`]). Conditional nodes of graphs, which could skip empty slots, are not used.
+    ///
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows ([`Handle::quantize_stacked_transposed_into`], of `fp8-tensor` [`GroupedTensor::stacked`](crate::GroupedTensor::stacked)).
     /// [`GroupedWeightGradient`] is that of the matrices.
     ///

@@ -13,6 +13,7 @@ use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     KernelFamily, Sm90Along, Sm90Call, Sm90Config, SmallMGroupsConfig, SmallMWeights, SmallMWeightsCall,
 };
+use crate::gpu::lt::grouped_versions;
 
 /// Of rows with block scales in slots: up to so many of a group a launch that decodes weights is faster than a product a slot, which reads and writes them as numbers (H100, 2026-11, the record of groups by warpgroup
 /// products, 8 slots of `nvfp4` x 4096 x 7168: 210 us for 422 at best at 128 rows each, 425 for 472 at 256, 1651 for 799 at 1024; E4M3 weights were not measured since they are multiplied so).
@@ -114,7 +115,7 @@ impl Way {
                 let of_slot = if let Made::Slot(plan) = made { plan.as_deref() } else { None };
                 let slots::Explained { how, plan } = slots::explain(desc, of_slot);
                 format!(
-                    "{desc}\n  one product a slot, {} of them {how}, each of all rows of a slot: the launches of a planned product are fixed, so that counts are not read, and empty groups take as long\n  because {reason}; {why_not_the_librarys}\n{plan}",
+                    "{desc}\n  one product a slot, {} of them {how}, each of all rows of a slot: counts are not read, since conditional nodes of graphs, which could skip a planned product's launches, are not used, and empty groups take as long\n  because {reason}; {why_not_the_librarys}\n{plan}",
                     desc.groups
                 )
             }
@@ -191,8 +192,22 @@ impl GroupedGemmDesc {
                 b,
                 device: device.to_string(),
                 reason: format!("{reason}; {why}"),
-                remedy: "multiply the groups one by one with Handle::scaled_gemm, of a pair that Handle::supports offers on this GPU".to_string(),
+                remedy: format!(
+                    "{}multiply the groups one by one with Handle::scaled_gemm, of a pair that Handle::supports offers on this GPU",
+                    self.by_the_library(device)
+                ),
             }),
+        }
+    }
+
+    /// The remedy that cuBLASLt's own product is, where it would take these; else nothing. Without a handle nobody knows its version.
+    fn by_the_library(&self, device: &DeviceInfo) -> String {
+        let asked = self.with_by_cublaslt(true);
+        match grouped_versions(device.compute_capability) {
+            Some(versions) if asked.way(device).is_ok() => format!(
+                "ask for cuBLASLt's own product of groups (by_cublaslt), which this GPU has in versions {versions}; or "
+            ),
+            _ => String::new(),
         }
     }
 
@@ -348,6 +363,41 @@ pub(super) mod tests {
         hopper.into_iter().for_each(|(desc, words)| refused(desc, &gpu((9, 0)), words));
         refused(contiguous(VEC, VEC), &gpu((8, 0)), &["this GPU is sm_80", "the device alone knows"]);
         refused(slots(4, BF16, nvfp4), &gpu((8, 0)), &["bf16 x nvfp4", "are for sm_90, and this GPU is sm_80"]);
+    }
+
+    /// Where cuBLASLt's own product takes what no way does, the error says so, with the versions that are called on that GPU.
+    #[test]
+    fn the_librarys_product_is_a_remedy_where_it_takes_the_groups() {
+        let one_by_one = "multiply the groups one by one";
+        let remedy = |desc: GroupedGemmDesc, cc| match desc.way(&gpu(cc)) {
+            Err(Error::Pair { remedy, .. }) => remedy,
+            other => panic!("{desc}: {other:?}"),
+        };
+        let (tensor, e5m2) = (Scheme::Fp8Tensor(F), Scheme::Fp8Tensor(Fp8Format::E5M2));
+        let (mxfp8, nvfp4) = (Scheme::Mxfp8(F), Scheme::Nvfp4);
+        for cc in [(10, 0), (10, 3), (11, 0)] {
+            for desc in [
+                contiguous(tensor, tensor),
+                slots(132, tensor, e5m2).with_scales_of_groups([true, true]),
+                contiguous(mxfp8, mxfp8),
+                contiguous(nvfp4, nvfp4),
+            ] {
+                let text = remedy(desc, cc);
+                let begins = "ask for cuBLASLt's own product of groups (by_cublaslt), which this GPU has in versions from 13.2.0 to before 13.4.0, ";
+                assert!(text.starts_with(begins) && text.contains(one_by_one), "{desc}: {text}");
+            }
+        }
+        // Of other GPUs, pairs, shapes and choices it is none.
+        for (desc, cc) in [
+            (contiguous(tensor, tensor), (8, 9)),
+            (contiguous(tensor, tensor), (12, 0)),
+            (contiguous(VEC, VEC), (10, 0)),
+            (contiguous(tensor, tensor).with_bias(DType::F32), (10, 0)),
+            (slots(132, mxfp8, mxfp8), (10, 0)),
+            (contiguous(mxfp8, Scheme::Mxfp8(Fp8Format::E5M2)), (9, 0)),
+        ] {
+            assert!(remedy(desc, cc).starts_with(one_by_one), "{desc}: {}", remedy(desc, cc));
+        }
     }
 
     /// What launches, plans and operands would refuse at every call.

@@ -51,13 +51,13 @@ struct Slots<'a> {
 }
 
 impl<'a> GroupedWeightGradient<'a> {
-    /// One product a group. dY transposed, out x slot rows, and X transposed, features x slot rows, of each group; dW F32, `groups * out` rows of features.
+    /// One product a group, of all rows of its slot: an empty slot takes as long as a full one. dY transposed, out x slot rows, and X transposed, features x slot rows, of each group; dW F32, `groups * out` rows of features.
     pub fn new(dy: &'a [QuantMatrix], x: &'a [QuantMatrix], dw: MatMut<'a>) -> Self {
         Self::of(Of::Slots(Slots { dy, x }), dw)
     }
 
     /// One launch. dY transposed, out x rows, and X transposed, features x rows, each in one piece as [`QuantizeTo::Transposed`] makes it of the rows of all
-    /// groups, `fp8-1x128` in E4M3, or one of the two (dY, as gradients are) in E5M2; dW F32, `groups * out` rows of features. The order of sums is that of the formulation `sm90`, of each group's rows alone.
+    /// groups, `fp8-1x128` in E4M3, or one of the two (dY, as gradients are) in E5M2; dW F32, `groups * out` rows of features. The order of sums is that of a batch-invariant plan (`sm90` where no blocks divide k) of each group's rows alone.
     ///
     /// Groups begin at multiples of 128 rows, so that no two share a scale: slots are of such a length, and a group that starts elsewhere is left out (one
     /// before it that reaches into its first 128 rows takes what lies there); all else is as [`GroupedRows`] has it. dW of a group without rows is not touched.
@@ -155,7 +155,7 @@ impl<'a> GroupedWeightGradient<'a> {
             ),
         };
         Ok(format!(
-            "{groups} groups along k\n  one product a group, {how}, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128 on sm_90; {}\n  {why}\n{}",
+            "{groups} groups along k\n  one product a group, {how}, each of all rows of a slot: empty groups take as long, since conditional nodes of graphs, which could skip them, are not used\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128 on sm_90; {}\n  {why}\n{}",
             NO_GRADIENTS,
             plan.explain()
         ))

@@ -49,6 +49,28 @@ static FAULTS: &[Fault] = &[
     },
 ];
 
+/// Whether some version has them for this GPU.
+fn is_served(cc: (u32, u32)) -> bool {
+    cc == HOPPER || cc.0 == 10 || cc == (11, 0)
+}
+
+/// The versions whose grouped products can be asked for on this GPU, in words; `None` where no version has them.
+pub(crate) fn grouped_versions(cc: (u32, u32)) -> Option<String> {
+    let offered = if cc == HOPPER { OFFERED_ON_HOPPER } else { OFFERED };
+    let mut faults: Vec<_> = FAULTS.iter().filter(|fault| (fault.on)(cc)).flat_map(|fault| fault.ranges).collect();
+    faults.sort();
+    // What lies between one fault's end and the next one's beginning.
+    let (mut from, mut ranges) = (offered, Vec::new());
+    for &&(begins, ends) in faults.iter().chain([&&(OPEN, OPEN)]) {
+        if from < begins {
+            let until = if begins == OPEN { "on".to_string() } else { format!("to before {begins}") };
+            ranges.push(format!("from {from} {until}"));
+        }
+        from = from.max(ends);
+    }
+    (is_served(cc) && !ranges.is_empty()).then(|| ranges.join(", "))
+}
+
 /// Why this version's own grouped products cannot be asked for on this GPU; `None` where they can.
 pub(crate) fn grouped_refusal(version: Version, cc: (u32, u32)) -> Option<String> {
     let library = format!("cuBLASLt {version}");
@@ -56,7 +78,7 @@ pub(crate) fn grouped_refusal(version: Version, cc: (u32, u32)) -> Option<String
         return Some(format!("{library} has no grouped products, which came with {OFFERED}"));
     }
     let (major, minor) = cc;
-    if !(cc == HOPPER || major == 10 || cc == (11, 0)) {
+    if !is_served(cc) {
         return Some(format!(
             "cuBLASLt has grouped products for sm_90, sm_10x and sm_110 alone (documentation), and this GPU is sm_{major}{minor}"
         ));
@@ -73,8 +95,7 @@ pub(crate) fn grouped_refusal(version: Version, cc: (u32, u32)) -> Option<String
 }
 
 /// Why gradients of groups are not the library's.
-pub(crate) const NO_GRADIENTS: &str =
-    "cuBLASLt's own products of groups, experimental there, are not called for gradients";
+pub(crate) const NO_GRADIENTS: &str = "cuBLASLt's own products of groups are not called for gradients: they are experimental there, this crate has tried none for sums along the rows of groups, and of 1x128 scales they want those of each group by itself, where ours lie by columns across all rows";
 
 #[cfg(test)]
 mod tests {
@@ -101,6 +122,34 @@ mod tests {
         for cc in [(8, 0), (8, 9), (12, 0), (12, 1)] {
             let name = format!("this GPU is sm_{}{}", cc.0, cc.1);
             says(v(13, 8, 0), cc, &["sm_90, sm_10x and sm_110 alone", &name], &["hang", "wrong"]);
+        }
+    }
+
+    /// And those alone are refused nothing, at both ends of each range.
+    #[test]
+    fn versions_in_words_are_those_that_are_not_refused() {
+        let blackwell = "from 13.2.0 to before 13.4.0, from 13.4.2 to before 13.5.0, from 13.6.2 to before 13.7.0";
+        for (cc, words) in [
+            (HOPPER, Some("from 13.6.2 to before 13.7.0, from 13.8.0 on")),
+            ((10, 0), Some(blackwell)),
+            ((10, 3), Some(blackwell)),
+            ((11, 0), Some(blackwell)),
+            ((8, 9), None),
+            ((12, 0), None),
+        ] {
+            assert_eq!(grouped_versions(cc).as_deref(), words, "{cc:?}");
+            for (minor, patch) in (0..12).flat_map(|minor| (0..4).map(move |patch| (minor, patch))) {
+                let version = v(13, minor, patch);
+                let is_in = |range: &str| {
+                    let mut numbers = range.split(' ').filter(|word| word.starts_with("13")).map(|word| {
+                        let of: Vec<u32> = word.split('.').map(|number| number.parse().unwrap()).collect();
+                        v(of[0], of[1], of[2])
+                    });
+                    version >= numbers.next().unwrap() && numbers.next().is_none_or(|until| version < until)
+                };
+                let said = words.is_some_and(|words| words.split(", ").any(is_in));
+                assert_eq!(said, grouped_refusal(version, cc).is_none(), "{version} on {cc:?}");
+            }
         }
     }
 

@@ -28,7 +28,7 @@ use cublaslt_sys::{
 pub(crate) use algo::*;
 pub(crate) use attributes::*;
 pub(crate) use call::*;
-pub(crate) use grouped::{NO_GRADIENTS, grouped_refusal};
+pub(crate) use grouped::{NO_GRADIENTS, grouped_refusal, grouped_versions};
 pub(crate) use grouped_matmul::{GroupedCall, GroupedMatmul, GroupedProblem};
 pub(crate) use handle::LtHandle;
 pub(crate) use types::*;
