@@ -132,6 +132,8 @@ fn every_code_below_every_largest() {
         9e-31,
         2f32.powi(-140),
         0.0,
+        9e26,
+        1.1e27,
         9e29,
         1.1e30,
         3e35,
@@ -171,7 +173,8 @@ fn every_code_below_every_largest() {
         });
         for to in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128] {
             let exact = CastRecipe::new(scheme(CodeFormat::E2M1, to));
-            for recipe in [exact, exact.power_of_two(), exact.with_floor(30.0).unwrap()] {
+            let floors = [30.0, 1e31, 3e38].map(|floor| exact.with_floor(floor).unwrap());
+            for recipe in [exact, exact.power_of_two()].into_iter().chain(floors) {
                 let want = reference::cast(&(&q).into(), recipe).unwrap();
                 let mut got = poisoned_cast(&handle, recipe.scheme(), rows, cols);
                 handle.cast_into(&there, recipe, &mut got).unwrap();

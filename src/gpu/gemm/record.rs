@@ -242,7 +242,7 @@ mod tests {
     use crate::epilogue::{Activation, Epilogue};
     use crate::format::{DType, Fp8Format, Operand, Scheme};
     use crate::gpu::gemm::desc::Accumulation;
-    use crate::gpu::kernels::SmallMOperands;
+    use crate::gpu::kernels::{SmallMBlock, SmallMOperands};
     use crate::gpu::matrix::derived::KeptWeights;
     use table::TuneTable;
 
@@ -296,7 +296,10 @@ mod tests {
 
     #[test]
     fn a_configuration_of_ours_survives_json_too() {
-        for config in SmallMOperands::ALL.into_iter().flat_map(SmallMConfig::all) {
+        let in_memory = [SmallMBlock::Tile, SmallMBlock::TileE4m3]
+            .into_iter()
+            .flat_map(|block| SmallMConfig::SPLITS_IN_MEMORY.map(|split| SmallMConfig::new(block, split).unwrap()));
+        for config in SmallMOperands::ALL.into_iter().flat_map(SmallMConfig::all).chain(in_memory) {
             let algorithm = Algorithm::SmallM(config);
             let ours = TuneRecord { formulation: Formulation::SmallM, algorithm, workspace_bytes: 0, ..record() };
             assert_eq!(TuneRecord::from_json(&ours.to_json().unwrap()).unwrap(), ours);

@@ -45,8 +45,8 @@ pub(super) struct CastKernels {
     fp4_to_fp8_words: Kernel,
 }
 
-/// A kernel of E4M3 to E2M1 by thresholds: pieces of 32 neighbours that a thread has at once, and blocks that stay on each multiprocessor
-/// (`kernels/cast/cast_steps.cuh`).
+/// A kernel of E4M3 to E2M1 by thresholds: pieces of 32 neighbours that a thread has at once, and blocks that stay on each multiprocessor of an sm_90. Others have a
+/// block for each of their pieces. Mirror of `PIECES` and `STEPS_BLOCKS` in `kernels/cast/cast_steps.cuh`.
 #[derive(Clone, Copy)]
 struct Steps {
     kernel: Kernel,
@@ -182,14 +182,14 @@ impl CastKernels {
     }
 
     /// Of a matrix whose rows follow one another without a gap, and its scales likewise, all of it as one row: the kernel, and its blocks. `few`: as
-    /// `Kernels::are_few` says.
+    /// `Kernels::are_few` says. `hopper`: multiprocessors, of an sm_90.
     fn flat(
         &self,
         from: &CastFrom<'_>,
         to: &CastTo<'_>,
         part: CastPart,
         few: bool,
-        sm_count: usize,
+        hopper: Option<usize>,
     ) -> Option<(Kernel, Blocks)> {
         let to_e2m1 = to.scheme.format() == CodeFormat::E2M1;
         let by_128 = to.scheme.group() == CastGroup::Group1x128;
@@ -204,7 +204,9 @@ impl CastKernels {
                 let steps =
                     (to_e2m1 && !of_e2m1 && part == CastPart::Both).then(|| self.steps(scheme, to.scheme)).flatten();
                 match steps {
-                    Some(Steps { kernel, pieces, blocks }) => (kernel, 32 * pieces, blocks * sm_count),
+                    Some(Steps { kernel, pieces, blocks }) => {
+                        (kernel, 32 * pieces, hopper.map_or(usize::MAX, |sm_count| blocks * sm_count))
+                    }
                     None => {
                         let kernel = self.flat[usize::from(to_e2m1)][usize::from(of_e2m1)];
                         (kernel, if to_e2m1 || of_e2m1 { 64 } else { 32 }, usize::MAX)
@@ -381,7 +383,8 @@ impl Kernels {
             Some((family, dtype, aligned)) => fused(family).of(dtype, aligned),
             None => plain.kernel(from),
         };
-        let flat = family.flat(from, to, part, self.are_few(rows, cols), self.sm_count);
+        let hopper = self.on_hopper().then_some(self.sm_count);
+        let flat = family.flat(from, to, part, self.are_few(rows, cols), hopper);
         let launch = match (row_extent, col_extent) {
             _ if rows == 0 => None,
             (Extent::Elements(1), Extent::All) => {

@@ -95,7 +95,8 @@ impl CastTo<'_> {
         // Some are read and written sixteen bytes at a time.
         check_aligned(&format!("codes of the {operand}"), codes, 16)?;
         check_bytes(&format!("scales of the {operand}"), scales, scheme.scale_bytes(rows, cols))?;
-        check_aligned(&format!("scales of the {operand}"), scales, 4)
+        // Two FP32 scales are written at once.
+        check_aligned(&format!("scales of the {operand}"), scales, 8)
     }
 }
 
