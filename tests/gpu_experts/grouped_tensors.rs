@@ -143,6 +143,78 @@ fn transposed_members_and_rows_between_slots_are_operands() {
     }
 }
 
+/// Starts and counts that the device alone chooses, others at each launch of one graph, among them some that make no sense: the rows of each group by the scale that is found for it, and no others.
+#[test]
+fn members_that_begin_where_the_device_says_are_multiplied() {
+    let Some(handle) = handle_with(KernelFamily::Sm90) else { return };
+    const ROWS: usize = GROUPS * SLOT;
+    const POISON: u8 = 0xA5;
+    let mut rng = Noise::new(73);
+    // Starts, counts, what is taken of them, and how many groups are not taken as told.
+    let launches = [
+        ([0i64, 128, 640], [70i64, 500, 128], [(0, 70), (128, 500), (640, 128)], 0u32),
+        ([0, 0, 384], [0, 384, 300], [(0, 0), (0, 384), (384, 300)], 0),
+        ([-128, 256, i64::MAX], [5, 100, 7], [(0, 0), (256, 100), (512, 0)], 2),
+        ([0, 256, 256], [768, 0, 512], [(0, 256), (256, 0), (256, 512)], 1),
+        ([0, 128, 640], [1, 130, 4], [(0, 1), (128, 130), (640, 4)], 0),
+    ];
+    // The host wrote columns, or the caller says them.
+    for told in [false, true] {
+        let layout = match told {
+            false => GroupedDeviceLayout::from_host(&handle, &in_slots([1; GROUPS])).unwrap(),
+            true => {
+                let [rows, cols, offsets] = [0, K as i64, 0].map(|number| handle.upload(&[number; GROUPS]).unwrap());
+                GroupedDeviceLayout::from_parts(&handle, rows, cols, offsets, ROWS * K).unwrap()
+            }
+        };
+        let mut a = GroupedTensor::zeros(&handle, SCHEME, layout).unwrap();
+        drop(a.layout_mut().offsets_mut());
+        let mut b = tensor(&handle, SCHEME, &GroupedLayout::packed(&[[OUT, K]; GROUPS]).unwrap());
+        let [mut tokens, weights] = [SLOT, OUT].map(|rows| handle.upload(&values(&mut rng, rows)).unwrap());
+        let mut starts = handle.upload(&[0i64; GROUPS]).unwrap();
+        let (mut d, mut clamped) = (handle.alloc(ROWS * OUT * 4).unwrap(), handle.upload(&[77u32]).unwrap());
+        handle.load_kernels(&[KernelFamily::Sm90, KernelFamily::Grouped]).unwrap();
+        let recipe = GroupedRecipe::new(SCHEME);
+        let graph = capture_owned(&handle, || {
+            handle.quantize_grouped_into(&GroupedSource::new(&tokens, DType::Bf16)?, recipe, &mut a, None)?;
+            handle.quantize_grouped_into(&GroupedSource::new(&weights, DType::Bf16)?, recipe, &mut b, None)?;
+            let (x, w) = (if told { a.padded_rows_of(K)? } else { a.padded_rows()? }, b.stacked()?);
+            assert_eq!([x.rows(), x.cols(), x.members()], [ROWS, K, GROUPS]);
+            let rows = GroupedRows::Contiguous { starts: starts.view(), counts: a.layout().rows() };
+            let d = MatMut::new(&mut d, DType::F32, ROWS, OUT)?;
+            let args = GroupedGemmArgs::new(&x, &w, GROUPS, rows, d);
+            handle.grouped_gemm(args.clamped(clamped.view_mut()))
+        });
+        let graph = graph.unwrap();
+        for (told_starts, counts, taken, bad) in launches {
+            handle.write(&mut tokens.view_mut(), &values(&mut rng, SLOT)).unwrap();
+            handle.write(&mut starts.view_mut(), &told_starts).unwrap();
+            handle.write(&mut a.layout_mut().rows_mut(), &counts).unwrap();
+            let offsets = told_starts.map(|start| start.saturating_mul(K as i64));
+            handle.write(&mut a.layout_mut().offsets_mut(), &offsets).unwrap();
+            handle.write(&mut d.view_mut(), &vec![POISON; ROWS * OUT * 4]).unwrap();
+            handle.launch(&graph).unwrap();
+            let mut found = handle.read_bytes(&d.view()).unwrap();
+            assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [bad], "starts {told_starts:?}");
+            // Members as they are taken: of what the device has no layout may be made.
+            let layout =
+                GroupedLayout::new(&taken.map(|(_, count)| [count, K]), &taken.map(|(start, _)| start * K), ROWS * K);
+            let (codes, scales) = (handle.read(&a.codes()).unwrap(), handle.read(&a.scales()).unwrap());
+            let x = HostGroupedTensor::from_parts(SCHEME, layout.unwrap(), codes, scales).unwrap();
+            let w = b.to_host(&handle).unwrap();
+            for (g, (start, count)) in taken.into_iter().enumerate().filter(|(_, (_, count))| *count > 0) {
+                let part = &mut found[start * OUT * 4..(start + count) * OUT * 4];
+                assert!(
+                    part[..] == alone(&handle, &x, &w, g)[..],
+                    "starts {told_starts:?}, counts {counts:?}, group {g}"
+                );
+                part.fill(POISON);
+            }
+            assert!(found.iter().all(|byte| *byte == POISON), "starts {told_starts:?}: rows of no group were written");
+        }
+    }
+}
+
 /// Layouts of which the device alone knows, members that are not the groups, and operands in each other's place.
 #[test]
 fn tensors_that_are_no_operands_are_refused() {
@@ -175,10 +247,16 @@ fn tensors_that_are_no_operands_are_refused() {
     drop(shared.rows_mut());
     refused(view(a.stacked()), &["as B", "rows of its layout", "nobody reads them back"]);
     view(a.padded_rows()).unwrap();
+    // Where rows begin the device may choose.
     drop(shared.offsets_mut());
-    refused(view(a.padded_rows()), &["as A", "offsets of its layout", "to_host"]);
+    view(a.padded_rows()).unwrap();
+    refused(view(a.padded_rows_of(K + 16)), &["member 0, 1 x 400", "must have 416 columns"]);
+    drop(shared.cols_mut());
+    refused(view(a.padded_rows()), &["as A", "columns of its layout", "to_host", "padded_rows_of"]);
     a.layout_mut().write(&handle, &in_slots([2; GROUPS])).unwrap();
-    refused(view(a.padded_rows()), &["offsets of its layout"]);
+    refused(view(a.padded_rows()), &["columns of its layout"]);
+    view(a.padded_rows_of(K)).unwrap();
+    refused(view(a.padded_rows_of(K + 16)), &["307200 elements", "128 rows of 416 columns"]);
     // Another layout may be written, and what is no operand then is refused.
     b.layout_mut().write(&handle, &GroupedLayout::packed(&[[128, K], [OUT, K], [OUT, K]]).unwrap()).unwrap();
     refused(view(b.stacked()), &["member 1", "128 x 400, as member 0"]);
@@ -191,7 +269,8 @@ fn tensors_that_are_no_operands_are_refused() {
     let layout = GroupedDeviceLayout::from_parts(&handle, rows, cols, offsets, 2048).unwrap();
     let mut q = GroupedTensor::zeros(&handle, SCHEME, layout).unwrap();
     refused(view(q.stacked()), &["the device alone knows", "from_host"]);
-    refused(view(q.padded_rows()), &["the device alone knows"]);
+    refused(view(q.padded_rows()), &["the device alone knows", "padded_rows_of"]);
+    view(q.padded_rows_of(16)).unwrap();
     q.layout_mut().write(&handle, &GroupedLayout::packed(&[[128, 16]]).unwrap()).unwrap();
     view(q.stacked()).unwrap();
     let turned = tensor(&handle, SCHEME.transposed(), &packed);

@@ -203,13 +203,14 @@ impl GroupedDeviceLayout {
     }
 
     /// Columns, to be written: 64-bit integers. From now on the device alone knows them: of this layout and those that share its numbers there is neither
-    /// [`GroupedTensor::stacked`] nor [`GroupedTensor::padded_rows`] any more.
+    /// [`GroupedTensor::stacked`] nor [`GroupedTensor::padded_rows`] any more, and [`GroupedTensor::padded_rows_of`] takes the columns that it is told.
     pub fn cols_mut(&mut self) -> DeviceBytesMut<'_> {
         self.state().lent[1] = true;
         self.cols.view_mut()
     }
 
-    /// Offsets in elements, to be written: 64-bit integers. From now on the device alone knows them, as with [`GroupedDeviceLayout::cols_mut`].
+    /// Offsets in elements, to be written: 64-bit integers. From now on the device alone knows them: there is no [`GroupedTensor::stacked`] any more, and [`GroupedTensor::padded_rows`] does not compare them
+    /// with where a product is told that groups begin.
     pub fn offsets_mut(&mut self) -> DeviceBytesMut<'_> {
         self.state().lent[2] = true;
         self.offsets.view_mut()

@@ -6,11 +6,13 @@ use super::grouped::Known;
 use super::{GroupedTensor, QuantMatrix};
 use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
-use crate::format::{GroupedLayout, GroupedScales, Scheme};
+use crate::format::{GroupedLayout, GroupedMember, GroupedScales, Scheme};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes};
 
 /// Rows at whose multiples groups begin, and of whose multiples matrices are.
 const STEP: usize = 128;
+const ROWS: &str = "a grouped tensor as A of a product of groups";
+const MATRICES: &str = "a grouped tensor as B of a product of groups";
 
 /// The members of a [`GroupedTensor`] as one `fp8-tensor` operand of a product of groups, `value = code * scale[t]` in the rows of member t. It borrows the tensor, whose codes and scales are
 /// read where they lie: what they hold when a product runs is what counts. Made by [`GroupedTensor::padded_rows`] and [`GroupedTensor::stacked`], passed to
@@ -19,7 +21,9 @@ pub struct GroupedMatrix<'a> {
     matrix: QuantMatrix,
     /// One for each member; `None` where all share that of the matrix.
     scales: Option<&'a DeviceBuffer>,
-    layout: Arc<GroupedLayout>,
+    members: usize,
+    /// Where members begin; `None` where the device alone knows.
+    begins: Option<Arc<GroupedLayout>>,
     stacked: bool,
 }
 
@@ -28,8 +32,10 @@ impl GroupedTensor {
     /// as [`GroupedRows`](crate::GroupedRows) tells the product, one for each member, at the rows where members begin; their counts may be the layout's own numbers
     /// ([`GroupedDeviceLayout::rows`](crate::GroupedDeviceLayout::rows)), which the device may write.
     ///
-    /// Members have as many columns, a multiple of 16, and begin at multiples of 128 rows, at one of which the buffer ends: [`GroupedLayout::aligned`] to `128 * columns` elements. The host must know columns and offsets, which
-    /// nobody reads back: those that [`GroupedDeviceLayout::write`](crate::GroupedDeviceLayout::write) wrote last (or `from_host`), while `cols_mut` and `offsets_mut` were never called. A layout of which the device alone knows is refused.
+    /// Members have as many columns, a multiple of 16, and begin at multiples of 128 rows, at one of which the buffer ends: [`GroupedLayout::aligned`] to `128 * columns` elements. The host must know the columns, which
+    /// nobody reads back: those that [`GroupedDeviceLayout::write`](crate::GroupedDeviceLayout::write) wrote last (or `from_host`), while `cols_mut` was never called; else [`GroupedTensor::padded_rows_of`] takes them. Offsets the device may choose
+    /// (`offsets_mut`), and then nobody compares them with what the product is told: whoever writes them writes the starts of [`GroupedRows::Contiguous`](crate::GroupedRows), too, `offset / columns`, in order. Where they differ, or columns do, rows are multiplied by
+    /// another member's codes or scale; none outside of the buffer is read.
     ///
     /// Copies nothing, allocates nothing on the device, waits for nothing: safe inside graph capture. A captured product goes on with this matrix, whatever layout is written later.
     ///
@@ -48,19 +54,43 @@ impl GroupedTensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Shape`] for members that lie otherwise, or none; [`Error::Unsupported`] for members that are stored transposed, and for a layout that the host does not know.
+    /// [`Error::Shape`] for members that lie otherwise, or none; [`Error::Unsupported`] for members that are stored transposed, and for columns that the host does not know.
     pub fn padded_rows(&self) -> Result<GroupedMatrix<'_>> {
-        const OPERAND: &str = "a grouped tensor as A of a product of groups";
+        self.check_by_rows()?;
+        let known = self.layout.known();
+        let layout = written(ROWS, &known, ["", "columns", ""])?;
+        let [_, cols] = check_some(ROWS, &layout)?;
+        self.rows_of(cols, known)
+    }
+
+    /// [`GroupedTensor::padded_rows`] of members whose columns the caller says and the host need not know, nor anything else of the layout: of numbers that came from the device
+    /// ([`GroupedDeviceLayout::from_parts`](crate::GroupedDeviceLayout::from_parts)), or that it writes. Columns: a multiple of 16, of which the buffer holds a multiple of 128 rows. Members of other columns, or that begin
+    /// elsewhere than where the product is told, multiply other codes and scales of the buffer than their own, and none outside of it.
+    ///
+    /// Copies nothing, allocates nothing on the device, waits for nothing: safe inside graph capture.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for such columns, or no members, or where the host knows that members lie otherwise; [`Error::Unsupported`] for members that are stored transposed.
+    pub fn padded_rows_of(&self, cols: usize) -> Result<GroupedMatrix<'_>> {
+        self.check_by_rows()?;
+        self.rows_of(cols, self.layout.known())
+    }
+
+    fn rows_of(&self, cols: usize, known: Known) -> Result<GroupedMatrix<'_>> {
+        let shape = padded(ROWS, cols, &known, self.layout.buffer_len())?;
+        let [.., offsets_lent] = known.lent;
+        self.matrix(known.written.filter(|_| !offsets_lent), shape, false)
+    }
+
+    fn check_by_rows(&self) -> Result<()> {
         if self.scheme.is_transposed() {
             return Err(Error::unsupported(
-                format!("{OPERAND}, {}", self.scheme),
+                format!("{ROWS}, {}", self.scheme),
                 "the rows of a member do not lie together",
                 "quantize by rows (GroupedScheme::by_rows)",
             ));
         }
-        let layout = written(OPERAND, &self.layout.known(), ["", "columns", "offsets"])?;
-        let shape = padded(OPERAND, &layout, self.layout.buffer_len())?;
-        self.matrix(layout, shape, false)
+        Ok(())
     }
 
     /// `B = [B_0; B_1; ...]`: member t is the matrix of group t, its n rows from row `t * n` on. Of members that are stored transposed the matrices are the transposes, as the gradient of the input reads them.
@@ -73,21 +103,29 @@ impl GroupedTensor {
     /// # Errors
     /// [`Error::Shape`] for members that lie otherwise, or none; [`Error::Unsupported`] for a layout that the host does not know.
     pub fn stacked(&self) -> Result<GroupedMatrix<'_>> {
-        const OPERAND: &str = "a grouped tensor as B of a product of groups";
-        let layout = written(OPERAND, &self.layout.known(), ["rows", "columns", "offsets"])?;
-        let shape = stacked(OPERAND, &layout, self.scheme.is_transposed())?;
-        self.matrix(layout, shape, true)
+        let layout = written(MATRICES, &self.layout.known(), ["rows", "columns", "offsets"])?;
+        let shape = stacked(MATRICES, &layout, self.scheme.is_transposed())?;
+        self.matrix(Some(layout), shape, true)
     }
 
     /// The rows from the beginning of the buffer on, a multiple of [`STEP`] of them.
-    fn matrix(&self, layout: Arc<GroupedLayout>, [rows, cols]: [usize; 2], stacked: bool) -> Result<GroupedMatrix<'_>> {
+    fn matrix(
+        &self,
+        begins: Option<Arc<GroupedLayout>>,
+        [rows, cols]: [usize; 2],
+        stacked: bool,
+    ) -> Result<GroupedMatrix<'_>> {
+        let members = self.layout.members();
+        if members == 0 {
+            return Err(no_members(if stacked { MATRICES } else { ROWS }));
+        }
         let scheme = Scheme::Fp8Tensor(self.scheme.format());
         let codes = self.codes.part(0..scheme.code_bytes(rows, cols))?;
         // With scales of members the product reads none of the matrix.
         let scale = self.scales.part(0..4)?;
         let matrix = QuantMatrix::from_parts(scheme, rows, cols, codes, Some(scale), None)?;
         let scales = (self.scheme.scales() == GroupedScales::PerMember).then_some(&self.scales);
-        Ok(GroupedMatrix { matrix, scales, layout, stacked })
+        Ok(GroupedMatrix { matrix, scales, members, begins, stacked })
     }
 }
 
@@ -101,44 +139,49 @@ fn written(operand: &str, known: &Known, needed: [&str; 3]) -> Result<Arc<Groupe
         ),
         (None, None) => "where its members lie the device alone knows, and nobody reads it back".to_string(),
     };
-    Err(Error::unsupported(
-        operand,
-        reason,
-        "write the layout from the host alone (GroupedDeviceLayout::from_host, write), or multiply members one by one (GroupedTensor::to_host, HostGroupedTensor::matrix)",
-    ))
+    // Where offsets need not be known, columns are all that is.
+    let told = if needed.contains(&"offsets") { "" } else { ", say the columns (GroupedTensor::padded_rows_of)" };
+    let remedy = format!(
+        "write the layout from the host alone (GroupedDeviceLayout::from_host, write){told}, or multiply members one by one (GroupedTensor::to_host, HostGroupedTensor::matrix)"
+    );
+    Err(Error::unsupported(operand, reason, remedy))
+}
+
+fn no_members(operand: &str) -> Error {
+    Error::shape(operand, "no members", "must have one for each group", "multiply nothing")
 }
 
 fn check_some(operand: &str, layout: &GroupedLayout) -> Result<[usize; 2]> {
-    match layout.members().first() {
-        Some(first) => Ok([first.rows(), first.cols()]),
-        None => Err(Error::shape(operand, "no members", "must have one for each group", "multiply nothing")),
-    }
+    layout.members().first().map(|first| [first.rows(), first.cols()]).ok_or_else(|| no_members(operand))
 }
 
-/// Rows and columns of the matrix of all rows of a buffer of so many elements.
-fn padded(operand: &str, layout: &GroupedLayout, buffer_len: usize) -> Result<[usize; 2]> {
-    let [_, cols] = check_some(operand, layout)?;
+/// What is wrong with rows of groups, and how they lie right.
+fn refuse_rows<T>(operand: &str, what: String, rule: String) -> Result<T> {
+    let remedy = "lay members out by GroupedLayout::aligned, to 128 * columns elements, or at such offsets by GroupedLayout::new";
+    Err(Error::shape(operand, what, rule, remedy))
+}
+
+fn said(t: usize, member: &GroupedMember) -> String {
+    format!("member {t}, {} x {} at offset {}", member.rows(), member.cols(), member.offset())
+}
+
+/// Rows and columns of the matrix of all rows of a buffer of so many elements. What the host knows of where members lie is compared; of what it does not, no other memory than the buffer's is read.
+fn padded(operand: &str, cols: usize, known: &Known, buffer_len: usize) -> Result<[usize; 2]> {
     check_quantize_cols(operand, cols)?;
     let step = cols.saturating_mul(STEP);
-    let refuse = |what: String, rule: String| {
-        let remedy = "lay members out by GroupedLayout::aligned, to 128 * columns elements, or at such offsets by GroupedLayout::new";
-        Err(Error::shape(operand, what, rule, remedy))
-    };
-    for (t, member) in layout.members().iter().enumerate() {
-        let what = || format!("member {t}, {} x {} at offset {}", member.rows(), member.cols(), member.offset());
-        if member.cols() != cols {
-            return refuse(what(), format!("must have the {cols} columns of member 0"));
+    let [_, cols_lent, offsets_lent] = known.lent;
+    for (t, member) in known.written.iter().flat_map(|layout| layout.members()).enumerate() {
+        if !cols_lent && member.cols() != cols {
+            return refuse_rows(operand, said(t, member), format!("must have {cols} columns, as all others"));
         }
-        if step == 0 || !member.offset().is_multiple_of(step) {
-            return refuse(
-                what(),
-                format!("must begin at a multiple of {STEP} rows of {cols} columns: of {step} elements"),
-            );
+        if !offsets_lent && (step == 0 || !member.offset().is_multiple_of(step)) {
+            let rule = format!("must begin at a multiple of {STEP} rows of {cols} columns: of {step} elements");
+            return refuse_rows(operand, said(t, member), rule);
         }
     }
     if step == 0 || !buffer_len.is_multiple_of(step) {
         let rule = format!("must end at a multiple of {STEP} rows of {cols} columns: of {step} elements");
-        return refuse(format!("a buffer of {buffer_len} elements"), rule);
+        return refuse_rows(operand, format!("a buffer of {buffer_len} elements"), rule);
     }
     Ok([buffer_len / cols, cols])
 }
@@ -158,7 +201,7 @@ fn stacked(operand: &str, layout: &GroupedLayout, transposed: bool) -> Result<[u
         ));
     }
     for (t, member) in layout.members().iter().enumerate() {
-        let what = || format!("member {t}, {} x {} at offset {}", member.rows(), member.cols(), member.offset());
+        let what = || said(t, member);
         if [member.rows(), member.cols()] != shape {
             let rule = format!("must be {} x {}, as member 0", shape[0], shape[1]);
             return Err(Error::shape(operand, what(), rule, remedy));
@@ -190,7 +233,7 @@ impl GroupedMatrix<'_> {
 
     /// The members, one a group.
     pub fn members(&self) -> usize {
-        self.layout.members().len()
+        self.members
     }
 
     /// The decode factor of each member, FP32, as [`GroupedGemmArgs::scales_of_a`](crate::GroupedGemmArgs::scales_of_a) takes them; `None` where all share one.
@@ -207,9 +250,10 @@ impl GroupedMatrix<'_> {
         self.stacked
     }
 
-    /// The first member that does not begin where a slot of so many rows does, and its row.
+    /// The first member of which the host knows that it does not begin where a slot of so many rows does, and its row.
     pub(crate) fn beside_slots(&self, slot_rows: usize) -> Option<(usize, usize)> {
-        let rows = self.layout.members().iter().map(|member| member.offset() / self.cols().max(1));
+        let members = self.begins.iter().flat_map(|layout| layout.members());
+        let rows = members.map(|member| member.offset() / self.cols().max(1));
         rows.enumerate().find(|(t, row)| t.checked_mul(slot_rows) != Some(*row))
     }
 }
@@ -252,14 +296,16 @@ mod tests {
 
     #[test]
     fn rows_of_groups_begin_at_multiples_of_128() {
-        let ask = |layout: &GroupedLayout| padded(WHAT, layout, layout.buffer_len());
+        let known = |layout: &GroupedLayout, lent| Known { written: Some(Arc::new(layout.clone())), lent };
+        let of = |layout: &GroupedLayout, buffer_len| {
+            let [_, cols] = check_some(WHAT, layout)?;
+            padded(WHAT, cols, &known(layout, [true, false, false]), buffer_len)
+        };
+        let ask = |layout: &GroupedLayout| of(layout, layout.buffer_len());
         let shapes = [[100, 48], [0, 48], [256, 48], [1, 48]];
         let aligned = GroupedLayout::aligned(&shapes, 128 * 48).unwrap();
         assert_eq!(ask(&aligned).unwrap(), [512, 48]);
-        refused(
-            padded(WHAT, &aligned, aligned.buffer_len() + 48),
-            &["24624 elements", "must end at a multiple of 128 rows"],
-        );
+        refused(of(&aligned, aligned.buffer_len() + 48), &["24624 elements", "must end at a multiple of 128 rows"]);
         refused(
             ask(&GroupedLayout::packed(&shapes).unwrap()),
             &["member 1, 0 x 48 at offset 4800", "6144 elements", "aligned"],
@@ -267,15 +313,31 @@ mod tests {
         refused(ask(&GroupedLayout::packed(&[]).unwrap()), &["no members"]);
         refused(ask(&GroupedLayout::packed(&[[128, 40]]).unwrap()), &["multiple of 16"]);
         let other = GroupedLayout::packed(&[[128, 48], [128, 64]]).unwrap();
-        refused(ask(&other), &["member 1, 128 x 64", "48 columns of member 0"]);
+        refused(ask(&other), &["member 1, 128 x 64", "48 columns, as all others"]);
         refused(ask(&GroupedLayout::packed(&[[128, 0]]).unwrap()), &[WHAT]);
+        // What the device alone knows is not compared: rows are those that the buffer holds, and no others.
+        let anywhere = |cols, buffer_len| padded(WHAT, cols, &Known::default(), buffer_len);
+        assert_eq!(anywhere(48, 4 * 128 * 48).unwrap(), [512, 48]);
+        assert_eq!(anywhere(48, 0).unwrap(), [0, 48]);
+        refused(anywhere(48, 4 * 128 * 48 + 16), &["24592 elements", "must end at a multiple of 128 rows"]);
+        refused(anywhere(40, 128 * 40), &["multiple of 16"]);
+        refused(anywhere(0, 0), &[WHAT]);
+        refused(anywhere(usize::MAX / 32 * 16, 16), &["16 elements", "must end"]);
+        let odd = GroupedLayout::new(&shapes, &[16, 4816, 4816, 17104], 24576).unwrap();
+        let lent = |lent, cols| padded(WHAT, cols, &known(&odd, lent), 24576);
+        refused(lent([false; 3], 48), &["member 0, 100 x 48 at offset 16", "must begin"]);
+        assert_eq!(lent([false, false, true], 48).unwrap(), [512, 48]);
+        // Columns that the caller says are compared with those that the host knows.
+        refused(lent([false, false, true], 96), &["member 0, 100 x 48", "must have 96 columns"]);
+        assert_eq!(lent([false, true, true], 96).unwrap(), [256, 96]);
+        refused(lent([false, true, false], 96), &["member 0", "must begin at a multiple of 128 rows of 96 columns"]);
     }
 
     #[test]
     fn the_host_knows_what_it_wrote_and_nobody_else_may_write() {
         let layout = Arc::new(GroupedLayout::packed(&[[128, 32]]).unwrap());
         let known = |written: bool, lent| Known { written: written.then(|| layout.clone()), lent };
-        let (a, b) = (["", "columns", "offsets"], ["rows", "columns", "offsets"]);
+        let (a, b) = (["", "columns", ""], ["rows", "columns", "offsets"]);
         for needed in [a, b] {
             assert_eq!(written(WHAT, &known(true, [false; 3]), needed).unwrap(), layout);
             refused(
@@ -283,9 +345,11 @@ mod tests {
                 &["the device alone knows", "from_host", "to_host"],
             );
             refused(written(WHAT, &known(true, [false, true, false]), needed), &["columns of its layout"]);
-            refused(written(WHAT, &known(true, [false, false, true]), needed), &["offsets of its layout"]);
         }
-        // Rows of groups are counted on the device, those of matrices are not.
+        let offsets = known(true, [false, false, true]);
+        assert!(written(WHAT, &offsets, a).is_ok());
+        refused(written(WHAT, &offsets, b), &["offsets of its layout"]);
+        // Where rows of groups begin and how many they are the device may choose, of matrices not.
         let rows = known(true, [true, false, false]);
         assert!(written(WHAT, &rows, a).is_ok());
         refused(written(WHAT, &rows, b), &["rows of its layout", "nobody reads them back"]);
