@@ -5,6 +5,8 @@
 #[path = "gpu_experts_rows/any_numbers.rs"]
 mod any_numbers;
 mod common;
+#[path = "gpu_experts_rows/given_scales.rs"]
+mod given_scales;
 #[path = "gpu_experts_rows/transposes.rs"]
 mod transposes;
 

@@ -408,6 +408,8 @@ impl Handle {
         let number = scale.number().at(&order)?;
         let factor = factor(scale, &number)?;
         let sums = sums.map(|sums| sums.write(&order)).transpose()?;
+        let apart = Quantizing { given: Some(&number), ..Quantizing::of(read_of(x, &source)) };
+        Quantizing { transposed: Some(&spans), ..apart }.check()?;
         if x.rows() == 0 || x.cols() == 0 {
             // The scale alone.
             kernels.quantize_tensor(stream, &input, format, factor, &target, None)?;

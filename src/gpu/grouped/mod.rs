@@ -1,7 +1,7 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie (`rows`): of FP8 operands those of `sm90`, of plain rows those that decode weights
-//! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). Where it is asked for, cuBLASLt's own (`library`). `way` chooses, by shapes and types (`desc`); `plan`: all made ready before the first call. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros. `levels`: rows as NVFP4 by a second level of each group, given or by the amax of its rows. `fit`: what operands must have in
+//! (`few`), behind one that dequantizes rows with block scales. Of other pairs, and on other GPUs, one product a slot (`slots`). Where it is asked for, cuBLASLt's own (`library`). `way` chooses, by shapes and types (`desc`); `plan`: all made ready before the first call. `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`); `slot_casts`: the transposes that those read. `between`: what lies between groups becomes zeros. `levels`: rows as NVFP4 by a second level of each group, given or by the amax of its rows. `fit`: what operands must have in
 //! common. `clamped`: how many groups were not taken as their numbers say, and `apart`: in memory that nobody else reads or writes. `operand`: matrices, and grouped tensors as such.
 
 mod apart;
@@ -16,6 +16,7 @@ mod library;
 mod operand;
 mod plan;
 mod rows;
+mod slot_casts;
 mod slots;
 mod transposed;
 mod way;

@@ -5,8 +5,7 @@ use super::clamped::{check_clamped, count_clamped};
 use super::fit::check_apart;
 use super::whole::Whole;
 use crate::error::{Error, Result};
-use crate::format::{DType, Recipe};
-use crate::gpu::cast::quantize::QuantizeTo;
+use crate::format::DType;
 use crate::gpu::device::memory::{DeviceBytesMut, Span};
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::call::Spans;
@@ -16,7 +15,7 @@ use crate::gpu::gemm::many::{Many, Member};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Along, Sm90Config};
 use crate::gpu::lt::NO_GRADIENTS;
-use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
+use crate::gpu::matrix::{MatMut, QuantMatrix};
 
 /// `dW_g += dY_gᵀ X_g` of every group g, FP32: groups along k, of one of two forms.
 ///
@@ -25,7 +24,7 @@ use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
 ///
 /// [`GroupedWeightGradient::new`]: one product a group, on one stream or [several](GroupedWeightGradient::streams), of every pair that [`Handle::scaled_gemm`] multiplies.
 /// dY and X lie in slots of equal length, a multiple of 16 rows; each slot is cast to the transpose that the product reads
-/// ([`Handle::quantize_slots_transposed_into`]), and is summed over whole: an empty group takes as long as a full one.
+/// ([`Handle::quantize_slots_transposed_into`], with given scales [`Handle::quantize_slots_transposed_with_scales_into`]), and is summed over whole: an empty group takes as long as a full one.
 ///
 /// Rows of no group must be zeros in dY and X before they are cast, which [`Handle::clear_between_groups`] sees to (of slots of no multiple of 128 rows [`Handle::clear_between_groups_at`]), whatever the counts are by then: they share
 /// scales with rows of groups and are summed over with them, in the one form up to the next multiple of 128, in the other all of a slot's. So one captured graph of
@@ -56,7 +55,7 @@ impl<'a> GroupedWeightGradient<'a> {
         Self::of(Of::Slots(Slots { dy, x }), dw)
     }
 
-    /// One launch. dY transposed, out x rows, and X transposed, features x rows, each in one piece as [`QuantizeTo::Transposed`] makes it of the rows of all
+    /// One launch. dY transposed, out x rows, and X transposed, features x rows, each in one piece as [`QuantizeTo::Transposed`](crate::QuantizeTo::Transposed) makes it of the rows of all
     /// groups, `fp8-1x128` in E4M3, or one of the two (dY, as gradients are) in E5M2; dW F32, `groups * out` rows of features. The order of sums is that of a batch-invariant plan (`sm90` where no blocks divide k) of each group's rows alone.
     ///
     /// Groups begin at multiples of 128 rows, so that no two share a scale: slots are of such a length, and a group that starts elsewhere is left out (one
@@ -293,32 +292,6 @@ impl Slots<'_> {
 }
 
 impl Handle {
-    /// Casts each slot of X, as many rows as there are columns of each result, to its transpose. Allocates nothing and waits for nothing, once the
-    /// kernels are loaded; safe inside graph capture.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] unless X has the rows of all slots; those of [`Handle::quantize_into`] for each slot.
-    pub fn quantize_slots_transposed_into(
-        &self,
-        x: &MatRef<'_>,
-        recipe: impl Into<Recipe>,
-        into: &mut [QuantMatrix],
-    ) -> Result<()> {
-        let recipe = recipe.into();
-        let slot = into.first().map_or(0, QuantMatrix::cols);
-        if into.iter().any(|q| q.cols() != slot) || slot.checked_mul(into.len()).is_none_or(|all| all > x.rows()) {
-            return Err(Error::shape(
-                "X",
-                format!("{} rows for {} slots of {slot}", x.rows(), into.len()),
-                "must hold every slot, all of the same rows",
-                "pass an X of all slots",
-            ));
-        }
-        into.iter_mut().enumerate().try_for_each(|(g, to)| {
-            self.quantize_into(&x.rows_part(g * slot..(g + 1) * slot)?, recipe, QuantizeTo::Transposed(to))
-        })
-    }
-
     /// The gradients of all groups, added to dW: in one launch, or by the plan that [`Handle::scaled_gemm`] makes of one group, in the first call. Allocates
     /// nothing and waits for nothing after that, on as many [streams](GroupedWeightGradient::streams) or fewer; safe inside graph capture then. One launch needs its kernels loaded and no more ([`Handle::load_kernels`] of
     /// [`KernelFamily::Sm90`](crate::KernelFamily::Sm90), with E5M2 codes [`KernelFamily::Sm90E5m2`](crate::KernelFamily::Sm90E5m2)). Of plans the handle keeps its 64 last used: where as many others came between, run it once more
