@@ -7,6 +7,8 @@ mod changing;
 mod common;
 #[path = "common/guarded.rs"]
 mod guarded;
+#[path = "gpu_experts_gradient/slots_in_graphs.rs"]
+mod slots_in_graphs;
 #[path = "gpu_experts_gradient/thousand.rs"]
 mod thousand;
 
