@@ -234,6 +234,42 @@ fn grouped(handle: &Handle) {
                 handle.quantize_grouped_into(&source(i)?, GroupedRecipe::new(scheme), &mut out[i], None)
             })
         });
+        // With given scales one matrix has no cast to both in the public interface, and one to the transpose of rows that are a multiple of 16 alone: with current scaling any rows have both.
+        let mut one_t: Vec<_> =
+            (0..sets).map(|_| QuantMatrix::zeros(handle, tensor, cols, rows.next_multiple_of(16)).unwrap()).collect();
+        section.row("one matrix, current scaling, transposed", elements * 5, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                handle.quantize_into(&plain[i], Recipe::new(tensor), QuantizeTo::Transposed(&mut one_t[i]))
+            })
+        });
+        section.row("current scaling, transposed", elements * 5, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                let recipe = GroupedRecipe::new(scheme.transposed());
+                handle.quantize_grouped_into(&source(i)?, recipe, &mut turned[i], None)
+            })
+        });
+        section.row("one matrix, current scaling, both", elements * 6, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                let both = QuantizeTo::Both(&mut one[i], &mut one_t[i]);
+                handle.quantize_into(&plain[i], Recipe::new(tensor), both)
+            })
+        });
+        section.row("current scaling, both", elements * 6, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                let both = GroupedTo::Both(&mut out[i], &mut turned[i]);
+                handle.quantize_grouped_into(&source(i)?, GroupedRecipe::new(scheme), both, None)
+            })
+        });
+        // Without the last rows, of which a slot has none: fewer than 16.
+        let whole = rows / 16 * 16;
+        let mut slot: Vec<_> = (0..sets).map(|_| [QuantMatrix::zeros(handle, tensor, cols, whole).unwrap()]).collect();
+        let first = handle.upload(&[4.0f32]).unwrap();
+        section.row("one matrix, given scale, transposed", whole * cols * 3, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                let (x, into) = (&plain[i], &mut slot[i][..]);
+                handle.quantize_slots_transposed_with_scales_into(x, Fp8Format::E4M3, &given_one(&first), into)
+            })
+        });
         let mut back = outputs(handle, sets, elements * 2);
         section.row("dequantized", elements * 3, |cadence| {
             time_at(handle, cadence, sets, |i| {
