@@ -52,20 +52,25 @@ compiled='gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_ca
 run_suite() { # name: one suite, with its words in a log, and how it ended beside that
     local threads=${TEST_THREADS:-4} begin=$SECONDS status=0
     case " $alone " in *" $1 "*) threads=1 ;; esac
-    # The tests read files relative to the package.
-    (cd "$here" && exec "tests/$1" --test-threads="$threads") >"$logs/$1.log" 2>&1 || status=$?
+    # The tests read files relative to the package. What those that pass say is shown, too: that they skipped what they are for.
+    (cd "$here" && exec "tests/$1" --test-threads="$threads" --show-output) >"$logs/$1.log" 2>&1 || status=$?
     # Whole when it is there.
     echo "$status $((SECONDS - begin))" >"$logs/$1.ending"
     mv "$logs/$1.ending" "$logs/$1.ended"
 }
+skipped_tests() { # log: how many tests said that they skipped something
+    grep -E '^---- .* stdout ----$|^skipped' "$1" | sed 's/^skipped.*/skipped/' | uniq | grep -c '^skipped'
+}
 say_ended() { # names: how those ended of which it was not said yet
-    local name status seconds
+    local name status seconds skipped
     for name in "$@"; do
         [ -f "$logs/$name.ended" ] || continue
         read -r status seconds <"$logs/$name.ended"
         mv "$logs/$name.ended" "$logs/$name.said"
         if [ "$status" = 0 ]; then
-            echo "ok      $name: $(grep -h '^test result' "$logs/$name.log" | tail -1) ($seconds s)"
+            skipped=$(skipped_tests "$logs/$name.log")
+            [ "$skipped" = 0 ] && skipped= || skipped="; $skipped of these skipped something"
+            echo "ok      $name: $(grep -h '^test result' "$logs/$name.log" | tail -1)$skipped ($seconds s)"
         else
             echo "FAILED  $name (exit status $status, $seconds s)"
             grep -E 'panicked|FAILED|ERROR SUMMARY|must be|skipped|No such file' -A2 "$logs/$name.log" | tail -40

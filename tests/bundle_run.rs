@@ -354,6 +354,27 @@ fn results_are_said_as_suites_end() {
     assert!(!green && text.contains("FAILED  gpu_none (exit status"), "{text}");
 }
 
+/// A test that skips passes: how many did is said, each once, whatever it says of it.
+#[test]
+fn tests_that_skipped_are_counted() {
+    let bundle = Bundle::new();
+    let section = |name: &str, words: &str| format!("---- {name} stdout ----\n{words}\n\n");
+    let said = section("one", "skipped: no GPU\nskipped: and more")
+        + &section("two", "not skipped: it ran")
+        + &section("three", "words\nskipped: cuBLASLt has none")
+        + &section("four", "words");
+    fs::write(bundle.path("said"), said).unwrap();
+    // Libtest shows it where it is asked for.
+    bundle.suite("gpu_some", "case \"$*\" in *--show-output*) cat said;; esac; echo 'test result: ok. 4 passed'");
+    bundle.suite("gpu_none", "echo 'test result: ok. 4 passed'");
+    let (green, text) = bundle.run(&["test"]);
+    assert!(green, "{text}");
+    assert!(text.contains("gpu_some: test result: ok. 4 passed; 2 of these skipped something ("), "{text}");
+    assert!(text.contains("gpu_none: test result: ok. 4 passed ("), "{text}");
+    let all = fs::read_to_string(bundle.path("out/tests.txt")).unwrap();
+    assert!(all.contains("skipped: cuBLASLt has none"), "{all}");
+}
+
 /// Those of 80 and of 89, and a failure of either counts.
 #[test]
 fn the_portable_variant_is_asked_for() {
