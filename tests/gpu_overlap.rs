@@ -113,6 +113,11 @@ fn quantizers_lie_apart_from_what_they_read() {
         let (x, given) = (x(at), GivenScale::Encode(number.view()));
         handle.quantize_tensor_into(&of(&x)?, F, &given, &mut out, Some(&mut amax.view_mut()))
     });
+    refusals(&handle, &["x", "given scale", "codes of the transpose", "scales of the transpose"], 2, |at| {
+        let (number, mut out) = (at(1, 4), quant_matrix(at, &[2, 3], tensor, turned));
+        let (x, given) = (x(at), GivenScale::Encode(number.view()));
+        handle.quantize_slots_transposed_with_scales_into(&of(&x)?, F, &given, std::slice::from_mut(&mut out))
+    });
     let nvfp4 = Scheme::Nvfp4;
     refusals(&handle, &["x", "given scale", "codes", "scales", "block scales"], 3, |at| {
         let (number, mut out) = (at(1, 4), quant_matrix(at, &[2, 3, 4], nvfp4, shape));
