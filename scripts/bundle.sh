@@ -3,7 +3,7 @@
 # has no toolchain.
 # usage: scripts/bundle.sh [--gpus 90a[,100a...] | --all-gpus] [DIR=.bundle]
 #        then there: DIR/run.sh test | bench | exhaustive | hunt | soak | sanitize | nvrtc | portable | all | where
-# Kernels: machine code for sm_90a, or the GPUs named, where nvcc is found here (see build.rs); else NVRTC compiles them there.
+# Kernels: machine code for sm_90a, or the GPUs named, by nvcc (see build.rs: NVCC, CUDA_HOME, CUDA_PATH, PATH). With SCALED_GEMM_NVCC=off NVRTC compiles them there, in each process anew or from its cache.
 # The executables hold the same kernels, so they travel as one archive whose window spans several of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,6 +30,18 @@ if [ -n "$gpus" ]; then
         grep -qxF -e "$gpu" <<<"$known" || { echo "bundle.sh: --gpus $gpus: '$gpu' is not one of ${known//$'\n'/, }" >&2; exit 2; }
     done <<<"${gpus//,/$'\n'}"
 fi
+# Where build.rs looks. Without one the bundle is built in silence, and there hours of NVRTC come before the first test.
+has_nvcc() {
+    [ -z "${NVCC:-}" ] || return 0
+    local folder folders=()
+    IFS=: read -ra folders <<<"${CUDA_HOME:+$CUDA_HOME/bin:}${CUDA_PATH:+$CUDA_PATH/bin:}$PATH"
+    for folder in "${folders[@]}"; do case $folder in /*) [ ! -f "$folder/nvcc" ] || return 0 ;; esac; done
+    return 1
+}
+[ "${SCALED_GEMM_NVCC:-}" = off ] || has_nvcc || {
+    echo "bundle.sh: no nvcc by NVCC, CUDA_HOME, CUDA_PATH or PATH: eval \"\$(scripts/cuda-toolchain.sh)\" brings one, or SCALED_GEMM_NVCC=off makes a bundle whose kernels NVRTC compiles there" >&2
+    exit 1
+}
 export SCALED_GEMM_GPUS=$gpus
 rm -rf "$dir"
 tree=$dir/tree

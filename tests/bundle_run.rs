@@ -435,17 +435,20 @@ fn scripts_say_their_use_before_they_work() {
     }
     fs::create_dir(path("bundle")).unwrap();
     fs::write(path("bundle/kept"), "").unwrap();
-    let says = |script: &str, arguments: &[&str]| {
+    let runs = |script: &str, arguments: &[&str], folders: &str, compiler: &str| {
         let bin = path("bin");
         let output = Command::new("bash")
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(script))
             .args(arguments)
-            .env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()))
+            .envs(["NVCC", "CUDA_HOME", "CUDA_PATH"].map(|name| (name, "")))
+            .env("SCALED_GEMM_NVCC", compiler)
+            .env("PATH", format!("{}:{folders}", bin.display()))
             .output()
             .unwrap();
         let [out, error] = [output.stdout, output.stderr].map(|words| String::from_utf8(words).unwrap());
         (output.status.code().unwrap(), out, error)
     };
+    let says = |script: &str, arguments: &[&str]| runs(script, arguments, &std::env::var("PATH").unwrap(), "off");
     for script in ["fuzz.sh", "real-model.sh", "bundle.sh"] {
         for word in ["--help", "-h"] {
             let (code, out, error) = says(script, &[word]);
@@ -468,6 +471,13 @@ fn scripts_say_their_use_before_they_work() {
         let (code, out, error) = says(script, arguments);
         assert_eq!((code, out.as_str()), (2, ""), "{script} {arguments:?}: {error}");
         assert!(error.starts_with(words), "{script} {arguments:?}: {error}");
+    }
+    // Without a compiler the kernels would be left to NVRTC: only where that is asked for.
+    if !Path::new("/usr/bin/nvcc").exists() {
+        let (code, out, error) = runs("bundle.sh", &[bundle], "/usr/bin:/bin", "");
+        assert_eq!((code, out.as_str()), (1, ""), "{error}");
+        assert!(error.starts_with("bundle.sh: no nvcc by NVCC, CUDA_HOME, CUDA_PATH or PATH"), "{error}");
+        assert!(error.contains("scripts/cuda-toolchain.sh") && error.contains("SCALED_GEMM_NVCC=off"), "{error}");
     }
     assert!(path("bundle/kept").exists() && !path("worked").exists());
     // What is asked for by a name that is one does begin.

@@ -277,7 +277,7 @@ impl SmallMConfig {
         Self::SPLITS_IN_MEMORY.into_iter().filter(move |_| tile).map(move |split| Self { block, split })
     }
 
-    /// Whether its parts of sums can meet in scratch memory alone, as no cluster has so many blocks: a split of [`SmallMConfig::SPLITS_IN_MEMORY`], which serves warpgroup
+    /// Whether its parts of sums meet only in scratch memory, as no cluster has so many blocks: a split of [`SmallMConfig::SPLITS_IN_MEMORY`], which serves warpgroup
     /// products of as many blocks as run at once on sm_90. Others of tiles meet there or in a cluster, to the same bits.
     pub fn needs_memory(self) -> bool {
         Self::SPLITS_IN_MEMORY.contains(&self.split)
