@@ -294,7 +294,13 @@ fn refusals_have_a_remedy() {
         &quantize(&["--only", "nothing"]),
         &[words, "; mend the pattern, which info has the names for, or leave it out"],
     );
-    assert_words(&quantize(&["--only", "odd"]), &["--only odd matches", "; name others with --only, or leave it out"]);
+    assert_words(
+        &quantize(&["--only", "odd"]),
+        &[
+            "--only odd matches",
+            "; name others with --only, or leave it out; dequantize first what is in codes already",
+        ],
+    );
     assert_words(
         &quantize(&["--exclude", "a"]),
         &["matched by --exclude: 1", "; give a file with other matrices, or narrow --exclude"],

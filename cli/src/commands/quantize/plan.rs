@@ -68,6 +68,8 @@ pub const NOT_ASKED_FOR: &str = "not matched by --only";
 /// Why tensors are copied by default that may be asked for.
 pub const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
 pub const BY_CONFIG: &str = "left alone by config.json";
+/// Why codes are, which `quantize` does not read: FP8, NVFP4, casts.
+pub const CODED: [&str; 3] = ["FP8 already", "NVFP4 already", "a cast already"];
 /// Why others are.
 pub const EXCLUDED: &str = "matched by --exclude";
 pub const RAGGED: &str = "columns not a multiple of 16";
@@ -349,10 +351,10 @@ fn plan(
         return Plan::Copy(reason);
     }
     let source = match item.dtype {
-        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::Copy("FP8 already"),
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::Copy(CODED[0]),
         Dtype::U8 if codes.contains(&item.name) => {
             let is_cast = matches!(input.stored_scheme(&item.name), Ok(StoredScheme::Cast(_)));
-            return Plan::Copy(if is_cast { "a cast already" } else { "NVFP4 already" });
+            return Plan::Copy(CODED[if is_cast { 2 } else { 1 }]);
         }
         Dtype::F64 => return Plan::Copy("F64, which is not quantized: convert it to F32 first"),
         dtype => match source(dtype) {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::given;
 use super::items::Item;
-use super::plan::{BY_CONFIG, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED};
+use super::plan::{BY_CONFIG, CODED, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
@@ -318,9 +318,10 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
             }
         }
     };
+    let coded = if CODED.into_iter().any(is) { "; dequantize first what is in codes already" } else { "" };
     let filter = only.map(|regex| format!(" that --only {regex} matches")).unwrap_or_default();
     format!(
-        "{}: no matrix to quantize{filter} among its {}{}; {remedy}",
+        "{}: no matrix to quantize{filter} among its {}{}; {remedy}{coded}",
         args.input.display(),
         count(items.len(), "tensor", "tensors"),
         reasons.concat()
