@@ -254,6 +254,12 @@ struct GroupScale {
     float scale;   // multiplies the codes; the stored decode factor
 };
 
+// The power of two that is not below this scale, and its inverse.
+__device__ __forceinline__ GroupScale power_above(float scale) {
+    const u32 exponent = ((__float_as_uint(scale) - 1) >> 23) + 1;
+    return {__uint_as_float((exponent < 254 ? 254 - exponent : 0) << 23), __uint_as_float(exponent << 23)};
+}
+
 __device__ __forceinline__ GroupScale group_scale(const ScaleRule& rule, float amax) {
     if (rule.rule <= TRANSFORMER_ENGINE) {
         float encode;
@@ -270,10 +276,6 @@ __device__ __forceinline__ GroupScale group_scale(const ScaleRule& rule, float a
     const float a = fmaxf(amax, 1e-4f);
     // As PyTorch divides by a constant on CUDA, or truly.
     const float scale = rule.rule == DEEPGEMM ? __fmul_rn(a, __frcp_rn(rule.max)) : __fdiv_rn(a, rule.max);
-    if (rule.pow2) {
-        const u32 exponent = ((__float_as_uint(scale) - 1) >> 23) + 1;
-        const u32 inverse = exponent < 254 ? 254 - exponent : 0;
-        return {__uint_as_float(inverse << 23), __uint_as_float(exponent << 23)};
-    }
+    if (rule.pow2) return power_above(scale);
     return {rule.rule == DEEPSEEK ? __fdiv_rn(rule.max, a) : __frcp_rn(scale), scale};
 }

@@ -55,18 +55,13 @@ template <u32 FORMAT> __device__ __forceinline__ GroupScale cast_scale_near(floa
     constexpr float MAX = largest_number<FORMAT>;
     return {divide(MAX, a, reciprocal(a)), divide(a, MAX, 1.0f / MAX)};
 }
-// The next power of two.
-__device__ __forceinline__ GroupScale to_power(const GroupScale& s) {
-    const u32 exponent = ((__float_as_uint(s.scale) - 1) >> 23) + 1;
-    return {__uint_as_float((exponent < 254 ? 254 - exponent : 0) << 23), __uint_as_float(exponent << 23)};
-}
 
 // Mirror of CastRecipe::group_scale, operation by operation.
 template <u32 FORMAT> __device__ __forceinline__ GroupScale cast_scale(const CastRule& rule, float amax) {
     static_assert(FORMAT == E4M3 || FORMAT == E2M1, "no cast to another format");
     const float a = fmaxf(amax, rule.floor);
     const GroupScale s = a > 1e-30f && a < 1e30f ? cast_scale_near<FORMAT>(a) : cast_scale_far(a, largest_number<FORMAT>);
-    return rule.pow2 ? to_power(s) : s;
+    return rule.pow2 ? power_above(s.scale) : s;
 }
 
 // What is written: scales and codes, codes by scales that are there, or scales alone.

@@ -143,7 +143,7 @@ __device__ __forceinline__ void cast_pieces(const Magnitudes (&data)[Of::PIECES]
     }
     if (rule.pow2) {
 #pragma unroll
-        for (int i = 0; i < Of::OWN; i++) scale[i] = to_power(scale[i]);
+        for (int i = 0; i < Of::OWN; i++) scale[i] = power_above(scale[i].scale);
     }
     u32 below[Of::OWN], of_parts[Of::PARTS];
 #pragma unroll

@@ -296,9 +296,7 @@ mod tests {
 
     #[test]
     fn a_configuration_of_ours_survives_json_too() {
-        let in_memory = [SmallMBlock::Tile, SmallMBlock::TileE4m3]
-            .into_iter()
-            .flat_map(|block| SmallMConfig::SPLITS_IN_MEMORY.map(|split| SmallMConfig::new(block, split).unwrap()));
+        let in_memory = SmallMBlock::ALL.into_iter().flat_map(SmallMConfig::in_memory);
         for config in SmallMOperands::ALL.into_iter().flat_map(SmallMConfig::all).chain(in_memory) {
             let algorithm = Algorithm::SmallM(config);
             let ours = TuneRecord { formulation: Formulation::SmallM, algorithm, workspace_bytes: 0, ..record() };

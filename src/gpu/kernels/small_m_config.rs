@@ -254,8 +254,8 @@ impl SmallMConfig {
     /// [`Error::Unsupported`] unless `split` is one of [`SmallMConfig::SPLITS`], or, of blocks that are tiles, of
     /// [`SmallMConfig::SPLITS_IN_MEMORY`].
     pub fn new(block: SmallMBlock, split: u32) -> Result<Self> {
-        let all = Self::SPLITS.into_iter().chain(Self::in_memory(block).map(|config| config.split));
-        if !all.into_iter().any(|one| one == split) {
+        let mut all = Self::SPLITS.into_iter().chain(Self::in_memory(block).map(|config| config.split));
+        if !all.any(|one| one == split) {
             return Err(Error::unsupported(
                 format!("a small-m product in blocks of {block} that splits k into {split}"),
                 "a cluster has 1, 2, 4 or 8 blocks, and of tiles alone 3 or 6 leave their parts of sums in memory",
@@ -273,8 +273,7 @@ impl SmallMConfig {
 
     /// The others of a block.
     pub(crate) fn in_memory(block: SmallMBlock) -> impl Iterator<Item = Self> {
-        let tile = matches!(block.shape(), Shape::Tile { .. });
-        Self::SPLITS_IN_MEMORY.into_iter().filter(move |_| tile).map(move |split| Self { block, split })
+        Self::SPLITS_IN_MEMORY.into_iter().filter(move |_| block.takes_passes()).map(move |split| Self { block, split })
     }
 
     /// Whether its parts of sums meet only in scratch memory, as no cluster has so many blocks: a split of [`SmallMConfig::SPLITS_IN_MEMORY`], which serves warpgroup

@@ -69,7 +69,10 @@ pub const NOT_ASKED_FOR: &str = "not matched by --only";
 pub const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
 pub const BY_CONFIG: &str = "left alone by config.json";
 /// Why codes are, which `quantize` does not read: FP8, NVFP4, casts.
-pub const CODED: [&str; 3] = ["FP8 already", "NVFP4 already", "a cast already"];
+pub const CODED: [&str; 3] = [FP8, NVFP4, CAST];
+const FP8: &str = "FP8 already";
+const NVFP4: &str = "NVFP4 already";
+const CAST: &str = "a cast already";
 /// Why others are.
 pub const EXCLUDED: &str = "matched by --exclude";
 pub const RAGGED: &str = "columns not a multiple of 16";
@@ -351,10 +354,10 @@ fn plan(
         return Plan::Copy(reason);
     }
     let source = match item.dtype {
-        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::Copy(CODED[0]),
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::Copy(FP8),
         Dtype::U8 if codes.contains(&item.name) => {
             let is_cast = matches!(input.stored_scheme(&item.name), Ok(StoredScheme::Cast(_)));
-            return Plan::Copy(CODED[if is_cast { 2 } else { 1 }]);
+            return Plan::Copy(if is_cast { CAST } else { NVFP4 });
         }
         Dtype::F64 => return Plan::Copy("F64, which is not quantized: convert it to F32 first"),
         dtype => match source(dtype) {
