@@ -49,8 +49,9 @@ template <int SHIFT> struct Steps32 {
     static constexpr u32 LANES = SHIFT == 4 ? 1 : (1 << SHIFT) / 32;  // that share a group
     static constexpr int OWN = LANES == 1 ? PARTS : 1;                // groups that a lane makes the factors of
     static constexpr u32 TWINS = LANES == 1 ? 1 : LANES / PIECES;      // lanes that make the same
-    // The piece of a lane's i-th own group, and that group's first column in it.
-    static __device__ __forceinline__ u32 own(int i) { return PIECES == 1 ? 0 : LANES == 1 ? i / OF_PIECE : threadIdx.x / TWINS % 2; }
+    static_assert(OWN == 1 || PIECES == 1, "a lane's own groups are of one piece");
+    // The piece of a lane's own groups, and the i-th group's first column in it.
+    static __device__ __forceinline__ u32 own() { return PIECES == 1 ? 0 : threadIdx.x / TWINS % 2; }
     static __device__ __forceinline__ u32 right(int i) { return LANES == 1 ? i % OF_PIECE << SHIFT : 0; }
     template <class T, class JOIN> static __device__ __forceinline__ void join(T (&of_parts)[PARTS], JOIN larger) {
         if constexpr (LANES > 1) exchange<PARTS, LANES / 2>(of_parts, larger);
@@ -78,10 +79,10 @@ template <int SHIFT> __device__ __noinline__ void cast_steps_far(const CastSourc
     }
     Of::join(m, [](float a, float b) { return fmaxf(a, b); });
     float encode[Of::OWN], of_parts[Of::PARTS];
+    const u32 first = start + Of::own() * APART;
 #pragma unroll
     for (int i = 0; i < Of::OWN; i++) {
         const GroupScale s = cast_scale<E2M1>(*rule, m[i]);
-        const u32 first = start + Of::own(i) * APART;
         if (threadIdx.x % Of::TWINS == 0 && first < n) ((float*)out->scales)[(first + Of::right(i)) >> SHIFT] = s.scale;
         encode[i] = s.encode;
     }
@@ -118,20 +119,20 @@ __device__ __forceinline__ void cast_pieces(const Magnitudes (&data)[Of::PIECES]
     for (int p = 0; p < Of::PARTS; p++) m[p] = data[p / Of::OF_PIECE].template largest<Of::EIGHTS>(p % Of::OF_PIECE * Of::EIGHTS);
     Of::join(m, [](u32 a, u32 b) { return max(a, b); });
     bool clean = true;
-    float of_group[Of::OWN], a[Of::OWN], least = 3.402823466e38f;
+    const float of_group = Of::own() ? s[Of::PIECES - 1] : s[0];
+    float a[Of::OWN], least = 3.402823466e38f;
     u32 most = 0;
 #pragma unroll
     for (int i = 0; i < Of::OWN; i++) {
-        of_group[i] = Of::own(i) ? s[Of::PIECES - 1] : s[0];
         float largest, other;
         decode_pair(E4M3, m[i], largest, other);
-        a[i] = fmaxf(__fmul_rn(largest, of_group[i]), rule.floor);
+        a[i] = fmaxf(__fmul_rn(largest, of_group), rule.floor);
         least = fminf(least, a[i]);
         most = max(most, m[i]);
         clean = clean && has_ladder(m[i]);
     }
     // A NaN is the largest code.
-    clean = clean && most != 0x7F && has_thresholds(of_group[0]) && has_thresholds(of_group[Of::OWN - 1]);
+    clean = clean && most != 0x7F && has_thresholds(of_group);
     if (!__all_sync(0xFFFFFFFFu, clean)) return cast_steps_far<SHIFT>(&source, start, n, &rule, &out);
     GroupScale scale[Of::OWN];
 #pragma unroll
@@ -146,17 +147,16 @@ __device__ __forceinline__ void cast_pieces(const Magnitudes (&data)[Of::PIECES]
         for (int i = 0; i < Of::OWN; i++) scale[i] = power_above(scale[i].scale);
     }
     u32 below[Of::OWN], of_parts[Of::PARTS];
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(of_group));
 #pragma unroll
-    for (int i = 0; i < Of::OWN; i++) {
-        float inverse;
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(of_group[i]));
-        below[i] = below_thresholds(of_group[i], scale[i].encode, __fmul_rn(scale[i].scale, inverse));
-        const u32 first = start + Of::own(i) * APART;
-        float* const to = (float*)out.scales + (first >> SHIFT);
-        if (threadIdx.x % Of::TWINS != 0 || first >= n) continue;
+    for (int i = 0; i < Of::OWN; i++) below[i] = below_thresholds(of_group, scale[i].encode, __fmul_rn(scale[i].scale, inverse));
+    const u32 own = start + Of::own() * APART;
+    if (threadIdx.x % Of::TWINS == 0 && own < n) {
+        float* const to = (float*)out.scales + (own >> SHIFT);
         // Two neighbours at once.
-        if (Of::OF_PIECE == 1) *to = scale[i].scale;
-        else if (i % 2) *(float2*)to = {scale[i - 1].scale, scale[i].scale};
+        if constexpr (Of::OWN == 2) *(float2*)to = {scale[0].scale, scale[1].scale};
+        else *to = scale[0].scale;
     }
     Of::spread(below, of_parts);
     const u32 one = blockDim.x / STEPS_THREADS, sixteen = blockDim.x / (STEPS_THREADS / 16);
@@ -184,13 +184,11 @@ template <int SHIFT> __device__ __forceinline__ void cast_steps(const CastSource
     asked.ask(source, start, n);
     // All of a block's threads have as many turns.
     for (; start - threadIdx.x * 32 < n; start += further) {
-        const float first = asked.scales[0], last = asked.scales[Of::PIECES - 1];
         Magnitudes data[Of::PIECES];
-#pragma unroll
-        for (int p = 0; p < Of::PIECES; p++) data[p].of(asked.words[p]);
-        asked.ask(source, start + further, n);
         float s[Of::PIECES];
-        s[0] = first, s[Of::PIECES - 1] = last;
+#pragma unroll
+        for (int p = 0; p < Of::PIECES; p++) data[p].of(asked.words[p]), s[p] = asked.scales[p];
+        asked.ask(source, start + further, n);
         cast_pieces<SHIFT>(data, s, source, start, n, rule, out);
     }
 }
