@@ -1,10 +1,10 @@
 //! Products of groups of rows, each with a matrix of its own, as experts are: 1x128 x 128x128 to BF16 by one launch of our kernels for sm_90, in every
-//! configuration, against one product a group, and against one BF16 product a group; likewise 1x128 x 1x128, rows in E5M2, as gradients are, and whole matrices with a scale each, of these also by cuBLASLt's own product of groups where it has one. Then gradients of these matrices, 1x128 scales on both sides, added to
+//! configuration, against one product a group, and against one BF16 product a group; likewise 1x128 x 1x128, rows in E5M2, as gradients are, and whole matrices with a scale each, of these also by cuBLASLt's own product of groups where it has one. Then gradients of these matrices, 1x128 scales on both sides, of rows, and of whole matrices, added to
 //! FP32: one launch, in two configurations and as chosen, against one product a group; of dY in E4M3 and E5M2.
 //!
 //! `cargo bench --bench grouped`; the runner that `scripts/bundle.sh` packs on a machine without a toolchain. Elements of the last group of every
 //! way are checked against the f64 bound. The target is 1.4 times BF16. `SCALED_GEMM_SHAPES=8x1024,64x16` takes these groups x rows alone,
-//! `vectors-8x1024`, `e5m2-8x1024` and `tensor-8x1024` those of the other pairs, `dw-8x1024` and `dw-e5m2-8x1024` these of gradients.
+//! `vectors-8x1024`, `e5m2-8x1024` and `tensor-8x1024` those of the other pairs, `dw-8x1024`, `dw-e5m2-8x1024`, `dw-tensor-8x1024` (dY in E5M2) and `dw-row-8x1024` these of gradients.
 
 mod common;
 
@@ -169,9 +169,16 @@ fn main() {
                 measure(handle, watch, case, pair);
             }
         }
-        for (name, dy) in [("dw-", A), ("dw-e5m2-", WIDE)] {
+        let tensor = Scheme::Fp8Tensor;
+        let kinds = [
+            ("dw-", [A, A]),
+            ("dw-e5m2-", [WIDE, A]),
+            ("dw-tensor-", [tensor(Fp8Format::E5M2), tensor(Fp8Format::E4M3)]),
+            ("dw-row-", [Scheme::Fp8Row(Fp8Format::E4M3); 2]),
+        ];
+        for (name, schemes) in kinds {
             for case in GRADIENTS.into_iter().filter(|[groups, rows]| is_wanted(format!("{name}{groups}x{rows}"))) {
-                measure_gradients(handle, watch, case, [dy, A]);
+                measure_gradients(handle, watch, case, schemes);
             }
         }
     });
@@ -263,6 +270,23 @@ impl Transposes {
     }
 }
 
+/// These columns of a transpose, with their scales.
+fn columns_of(handle: &Handle, of: &QuantMatrix, start: usize, count: usize) -> QuantMatrix {
+    let host = of.to_host(handle).unwrap();
+    let (rows, cols) = (host.rows(), host.cols());
+    let codes = host.logical_codes().chunks(cols).flat_map(|row| &row[start..start + count]).copied().collect();
+    // Those of blocks are cut as columns are; others are of rows or the matrix.
+    let scales: Vec<f32> = match host.scheme() {
+        Scheme::Fp8Group1x128(_) => {
+            let blocks = start / 128..(start + count) / 128;
+            host.logical_scales().chunks(cols / 128).flat_map(|row| &row[blocks.clone()]).copied().collect()
+        }
+        _ => host.logical_scales(),
+    };
+    let part = HostQuantMatrix::from_logical(host.scheme(), rows, count, codes, &scales).unwrap();
+    QuantMatrix::from_host(handle, &part).unwrap()
+}
+
 /// How gradients are computed.
 enum GradientWay {
     OneByOne,
@@ -323,12 +347,18 @@ fn measure_gradients(handle: &Handle, watch: &ClockWatch, [groups, slot]: [usize
             (0..groups).map(|g| if filled == groups || g % 2 == 1 { slot as i64 } else { 0 }).collect();
         let counts = handle.upload(&counts).unwrap();
         let last = groups - 1;
-        let x = of.alone[1][last].to_host(handle).unwrap();
-        let check = Check::new(handle, &of.alone[0][last], &x, Accumulator::TensorCorePromoted);
+        // Of rows and matrices all groups share a scale in one launch, and have their own one by one.
+        let check = |dy: &QuantMatrix, x: &QuantMatrix| {
+            Check::new(handle, dy, &x.to_host(handle).unwrap(), Accumulator::TensorCorePromoted)
+        };
+        let alone = check(&of.alone[0][last], &of.alone[1][last]);
+        let whole = of.whole.each_ref().map(|whole| columns_of(handle, whole, last * slot, slot));
+        let whole = check(&whole[0], &whole[1]);
         for way in &GradientWay::ALL {
             handle.stream().memset_zeros(&mut dw).unwrap();
             way.call(handle, &of, slot, &counts, &mut dw).unwrap();
             let own = handle.stream().clone_dtod(&dw.slice(last * N * K * 4..groups * N * K * 4)).unwrap();
+            let check = if matches!(way, GradientWay::OneByOne) { &alone } else { &whole };
             check.assert(handle, &own, DType::F32, Activation::None, &way.name());
         }
         println!("| cadence | way | us | x | TFLOP/s | TB/s of dW, read and written |\n|---|---|---|---|---|---|");

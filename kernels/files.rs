@@ -40,6 +40,7 @@ kernel_files! {
     Sm90, "gemm/sm90_vector", 90..=90;
     Sm90, "gemm/sm90_plain", 90..=90;
     Sm90, "gemm/sm90_outer_plain", 90..=90;
+    Sm90, "gemm/sm90_outer_fp32", 90..=90;
     Sm90, "gemm/sm90_vector_fp32", 90..=90;
     Sm90, "gemm/sm90_block_a", 90..=90;
     Sm90, "gemm/sm90_outer", 90..=90;

@@ -18,7 +18,8 @@ use ndarray::{Array2, s};
 use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, gemm_bound};
 use scaled_gemm::{
     Accumulate, DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedRows, GroupedWeightGradient,
-    Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Result, Scheme, Sm90Config,
+    Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Result,
+    Scheme, Sm90Config,
 };
 
 const SCHEME: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
@@ -76,16 +77,32 @@ impl Experts {
         })
     }
 
+    /// Whether all groups do, as those of rows and matrices: scales of k-blocks are those of a group's own rows.
+    fn share_scales(&self) -> bool {
+        self.schemes.iter().any(|scheme| !matches!(scheme, Scheme::Fp8Group1x128(_)))
+    }
+
     /// dW of each group by a product of its own, of its rows and zeros up to a multiple of 128.
     fn one_by_one(&self, handle: &Handle, taken: &[(usize, usize)]) -> Vec<f32> {
         let (mut want, [out, features]) = (self.dw.clone(), self.shape);
+        let whole = self.share_scales().then(|| {
+            let mut of = self.schemes.into_iter();
+            self.cleared(taken).map(|x| {
+                let recipe = Recipe::new(of.next().unwrap());
+                reference::quantize_transposed(x.view(), DType::Bf16, recipe).unwrap()
+            })
+        });
         let stride = features + GAP;
         for (g, &(start, count)) in taken.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
             let rows = count.next_multiple_of(128);
-            let [dy_t, x_t] = [(&self.dy, self.schemes[0]), (&self.x, self.schemes[1])].map(|(all, scheme)| {
-                let mut own = Array2::zeros((rows, all.ncols()));
-                own.slice_mut(s![..count, ..]).assign(&all.slice(s![start..start + count, ..]));
-                turned(handle, &own, scheme)
+            let [dy_t, x_t] = [0, 1].map(|i| match &whole {
+                Some(whole) => columns_of(handle, &whole[i], start, rows),
+                None => {
+                    let all = [&self.dy, &self.x][i];
+                    let mut own = Array2::zeros((rows, all.ncols()));
+                    own.slice_mut(s![..count, ..]).assign(&all.slice(s![start..start + count, ..]));
+                    turned(handle, &own, self.schemes[i])
+                }
             });
             let own = &mut want[g * out * stride..(g + 1) * out * stride];
             let packed: Vec<f32> = own.chunks(stride).flat_map(|row| &row[..features]).copied().collect();
@@ -138,6 +155,18 @@ impl Experts {
             assert_eq!(place, None, "{config:?}, counts {counts:?}: the first group, row and column that differs");
         }
     }
+}
+
+/// Columns of a whole transpose under its scales, of a matrix or of rows, with zeros behind its end.
+fn columns_of(handle: &Handle, whole: &HostQuantMatrix, start: usize, count: usize) -> QuantMatrix {
+    let codes = whole.logical_codes().chunks(whole.cols()).flat_map(|row| {
+        let end = (start + count).min(row.len());
+        let zeros = std::iter::repeat_n(0, start + count - end);
+        row[start..end].iter().copied().chain(zeros)
+    });
+    let (scheme, rows, codes) = (whole.scheme(), whole.rows(), codes.collect());
+    let part = HostQuantMatrix::from_logical(scheme, rows, count, codes, &whole.logical_scales()).unwrap();
+    QuantMatrix::from_host(handle, &part).unwrap()
 }
 
 fn target(dw: &mut DeviceBuffer, groups: usize) -> MatMut<'_> {
@@ -209,6 +238,34 @@ fn gradients_in_e5m2_give_what_each_group_gives_alone() {
         let (starts, counts) = ([0, 256, 256, 384, 896, 1024], [200, 0, 128, 300, 1, 99]);
         let taken = [(0, 200), (256, 0), (256, 128), (384, 300), (896, 1), (1024, 16)];
         of.in_one(&handle, &taken, Some(&starts), (&counts, 1), &configs);
+    }
+}
+
+/// Scales of rows and of matrices, which all groups share, in E4M3 and with E5M2 on one side: in slots and by starts, empty and full, in every configuration that has kernels for it.
+#[test]
+fn scales_that_groups_share_give_what_each_group_gives_alone() {
+    use Sm90Config::{Tile64x64Two, Tile64x128, Tile128x128, Tile256x128};
+    let (e4m3, e5m2) = (Fp8Format::E4M3, Fp8Format::E5M2);
+    let wide = vec![None, Some(Tile256x128), Some(Tile128x128), Some(Tile64x128), Some(Tile64x64Two)];
+    let mut seed = 211;
+    for (family, formats) in [
+        (KernelFamily::Sm90, [e4m3, e4m3]),
+        (KernelFamily::Sm90E5m2, [e5m2, e4m3]),
+        (KernelFamily::Sm90E5m2, [e4m3, e5m2]),
+    ] {
+        let Some(handle) = handle_with(family) else { return };
+        let configs = if family == KernelFamily::Sm90 { chosen_and_asked() } else { wide.clone() };
+        for schemes in [formats.map(Scheme::Fp8Tensor), formats.map(Scheme::Fp8Row)] {
+            seed += 2;
+            let of = Experts { schemes, ..Experts::new(seed, GROUPS * SLOT, GROUPS) };
+            let counts = [0, 1, 127, 128, 129, SLOT];
+            let taken: Vec<_> = counts.into_iter().enumerate().map(|(g, count)| (g * SLOT, count)).collect();
+            of.in_one(&handle, &taken, None, (&counts.map(|count| count as i64), 0), &configs);
+            let of = Experts { schemes, ..Experts::new(seed + 1, 1040, GROUPS) };
+            let (starts, counts) = ([0, 256, 256, 384, 896, 1024], [200, 0, 128, 300, 1, 99]);
+            let taken = [(0, 200), (256, 0), (256, 128), (384, 300), (896, 1), (1024, 16)];
+            of.in_one(&handle, &taken, Some(&starts), (&counts, 1), &configs);
+        }
     }
 }
 
@@ -419,10 +476,27 @@ fn what_does_not_fit_together_is_refused() {
     refused(of(&dy_t, &x_t, 2, slots(SLOT), shape, DType::Bf16), &["dW", "bf16", "is not f32"]);
     let short = zeros(SCHEME, FEATURES, SLOT);
     refused(of(&dy_t, &short, 2, slots(SLOT), shape, f32), &["X of a grouped weight gradient", "768 columns"]);
+    // Each has one scale for each row, or one.
+    for scheme in [Scheme::Fp8Tensor(Fp8Format::E4M3), Scheme::Fp8Row(Fp8Format::E4M3)] {
+        let [dy_t, x_t] = [OUT, FEATURES].map(|rows| zeros(scheme, rows, 2 * SLOT));
+        let text = of(&dy_t, &x_t, 2, slots(SLOT), shape, f32).unwrap();
+        assert!(text.contains(&format!("our kernels for sm_90 serve {scheme} x {scheme}")), "{text}");
+    }
+    let mixed = [
+        zeros(Scheme::Fp8Row(Fp8Format::E4M3), OUT, 2 * SLOT),
+        zeros(Scheme::Fp8Tensor(Fp8Format::E4M3), FEATURES, 2 * SLOT),
+    ];
+    refused(
+        of(&mixed[0], &mixed[1], 2, slots(SLOT), shape, f32),
+        &["fp8-row:e4m3", "fp8-tensor:e4m3", "on both sides"],
+    );
     let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
     let [wide_dy_t, wide_x_t] = [OUT, FEATURES].map(|rows| zeros(wide, rows, 2 * SLOT));
     for (dy, x) in [(&wide_dy_t, &wide_x_t), (&dy_t, &zeros(Scheme::Mxfp8(Fp8Format::E4M3), FEATURES, 2 * SLOT))] {
-        let words = ["fp8-1x128 on both sides, with e5m2 on at most one", "quantize_slots_transposed_into"];
+        let words = [
+            "fp8-1x128, fp8-row or fp8-tensor on both sides, with e5m2 on at most one",
+            "quantize_slots_transposed_into",
+        ];
         refused(of(dy, x, 2, slots(SLOT), shape, f32), &words);
     }
     // `of` asks for 64x64.

@@ -171,7 +171,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
         u8* tile = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512;
         const auto keep_scale = [&](u32 b, u32 scale) {
             if (HELD && together == 4) collected[b / 4 * 16 + step % 4 * 4 + b % 4] = (u8)scale;
-            else tile[b / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + b % 4] = (u8)scale;
+            else tile[(u64)(b / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + b % 4] = (u8)scale;
         };
         if (row >= rows) {
             for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) keep_scale(b, 0);

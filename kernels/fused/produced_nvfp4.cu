@@ -44,7 +44,7 @@ __device__ __forceinline__ void quantize_source(const CastSource& source, u32 ro
     __shared__ float scratch[32];
     const u32 blocks = cols / 16, padded_blocks = (u32)round_up4(blocks), row = blockIdx.x;
     u8* to_scales = block_scales + tiled_index(blocks, row, 0);
-    const auto keep_scale = [&](u32 b, u32 scale) { to_scales[b / 4 * 512 + b % 4] = (u8)scale; };
+    const auto keep_scale = [&](u32 b, u32 scale) { to_scales[(u64)(b / 4) * 512 + b % 4] = (u8)scale; };
     begin();
     const float number = given ? *given : 0.0f;
     // An empty matrix has one too, and no padding.

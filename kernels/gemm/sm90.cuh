@@ -295,6 +295,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
             tile = math.template next<GROUPED>();
         }
         if (GROUPED == GROUPS_OF_K) blocks = tile.blocks;
+        tile.row_of_a = GROUPED == GROUPS_OF_K ? tile.row % p.m : tile.row;
         if ((int)row >= tile.rows || tile.col + col >= p.n) {
             math.pass(blocks - first);
             continue;
@@ -407,6 +408,11 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     SM90_CONFIG_ENDING(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH,            \
                 ((ROWS) == 256 ? 4 : (COLS) > 128 ? 1 : (UNROLL)),                                               \
                 ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
+
+// Of scales of rows or matrices, with FP32 that is stored as it is or added to: no boxes of D, whose memory is a stage more of the largest tile.
+#define SM90_CONFIG_OUTER_FP32(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)                    \
+    SM90_CONFIG_ENDING(NAME, END_FP32, SCALES_OUTER, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH, \
+                UNROLL, STORE_DIRECT, __VA_ARGS__)
 
 #define SM90_CONFIG_OF(NAME, END, SPLIT, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
     using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES, END, SPLIT>; \

@@ -94,7 +94,7 @@ struct Sm90Config {
     static_assert(SPAN == 1 || (ACROSS == 1 && (DEPTH == 1 || !CROSSED)), "a tile lies in two tiles of scales");
     static_assert(AS_NUMBERS || OUT_COLS == 128, "a row of a tile is a group; each part of B has one scale of 128x128");
     static_assert(AS_NUMBERS || SCALES == SCALES_BLOCK || (END == END_SWIGLU && SCALES == SCALES_OUTER), "scales of what is cast");
-    static_assert(END != END_FP32 || SCALES == SCALES_VECTOR, "what adds to D itself");
+    static_assert(END != END_FP32 || SCALES == SCALES_VECTOR || SCALES == SCALES_OUTER, "what adds to D itself");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
     // Where k is divided: columns of a warpgroup that a block of the cluster ends, in whole stores of 32, or in halves of one where a plain end would else leave the last block half of the others'
     // or less; how many blocks end some, the last of them what is left, and their partial sums in the place of the stages.
@@ -147,6 +147,7 @@ struct Sm90Tile {
     int rows;      // of the tile that belong to D; none where negative
     u32 group;
     u32 first_block, blocks;  // of groups of k: the tile's part of it, in blocks of 128
+    u32 row_of_a;  // `row`; of groups of k, which share A, without the rows of D of other groups. Known where sums end.
 };
 
 // The sums of a warpgroup: waves of 64 rows, atoms of columns, and a thread's part of each.

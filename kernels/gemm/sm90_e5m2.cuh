@@ -1,5 +1,6 @@
 // Products on Hopper of E5M2 codes on one side and E4M3 codes on the other, as of gradients with weights: kernels of whole products with scales of each kind,
-// gemm_<types>_{block,vector,outer,block_a}_<configuration>, but for the last with `_grouped` behind it of groups of rows, and of two vectors of scales with `_k_grouped` of groups of k. The file that includes this says which side: WGMMA_TYPES for the instructions, SM90_TYPES for names.
+// gemm_<types>_{block,vector,outer,block_a}_<configuration>, but for the last with `_grouped` behind it of groups of rows, and of two vectors of scales with `_k_grouped` of groups of k, which scales of rows and matrices have as
+// gemm_<types>_outer_fp32_<configuration>_k_grouped. The file that includes this says which side: WGMMA_TYPES for the instructions, SM90_TYPES for names.
 #pragma once
 #include "gemm/sm90.cuh"
 
@@ -25,6 +26,8 @@
     SM90_E5M2_OF_K(vector_##NAME)                                       \
     SM90_CONFIG(outer_##NAME, SCALES_OUTER, __VA_ARGS__)                \
     SM90_E5M2(outer_##NAME)                                             \
+    SM90_CONFIG_OUTER_FP32(outer_fp32_##NAME, __VA_ARGS__)              \
+    SM90_E5M2_OF_K(outer_fp32_##NAME)                                   \
     SM90_CONFIG_OF_COLUMNS(block_a_##NAME, END_NUMBERS, SCALES_BLOCK_A, __VA_ARGS__) \
     SM90_E5M2_WHOLE(block_a_##NAME)
 

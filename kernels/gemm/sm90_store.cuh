@@ -160,7 +160,7 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
     const auto touch = [](const void* at) { asm volatile("{.reg .u32 unused; ld.global.u16 unused, [%0];}" ::"l"(at) : "memory"); };
     if (C::SCALES == SCALES_OUTER) {
         const u32 at = row + 64 * (lane / 16 % C::WAVES) + lane % 16;
-        if ((int)at < tile.rows) touch(p.scales_a + (u64)(tile.row + at) * p.a_step);
+        if ((int)at < tile.rows) touch(p.scales_a + (u64)(tile.row_of_a + at) * p.a_step);
     }
 #pragma unroll
     for (u32 c = 0; c < C::WIDE; c += 128) {
@@ -250,7 +250,7 @@ template <class C> __device__ __forceinline__ void sm90_load_scales_of_rows(floa
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 r = at + 64 * wave + 8 * half;
-            of_rows[wave][half] = (int)r < tile.rows ? scales[(u64)(tile.row + r) * p.a_step] : 0.0f;
+            of_rows[wave][half] = (int)r < tile.rows ? scales[(u64)(tile.row_of_a + r) * p.a_step] : 0.0f;
         }
 }
 
@@ -258,7 +258,7 @@ template <class C> __device__ __forceinline__ void sm90_load_scales_of_rows(floa
 template <class C>
 __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
     const u32 lane = sm90_lane<C>(), at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
-    if (C::END != END_PLAIN && p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
+    if (C::END != END_PLAIN && C::END != END_FP32 && p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
     if (C::SCALES == SCALES_OUTER) {
         float of_rows[C::WAVES][2], of_cols[C::WIDE / 8][2];
         const float* scales = p.scales_b + tile.group * p.group_b + first;
@@ -277,7 +277,7 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
             y = __fmul_rn(__fmul_rn(y, of_rows[wave][half]), of_cols[c / 8][1]);
         });
     }
-    if (C::END == END_PLAIN || p.plain || sm90_only_adds<C>(p)) return;
+    if (C::END == END_PLAIN || C::END == END_FP32 || p.plain || sm90_only_adds<C>(p)) return;
     if (p.beta != 0.0f) {
         const float beta = p.beta;
         sm90_each_with<C>(sum, p.d, p.stride_d, p, tile, row, col, [&](float& x, float& y, float2 old) {
@@ -490,6 +490,7 @@ __device__ __forceinline__ void sm90_store_numbers(const Sm90Sums<C>& sum, const
 template <class C>
 __device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     if (C::END == END_FP32) {
+        if (C::SCALES == SCALES_OUTER) sm90_finish_sums<C>(sum, p, tile, row, col);
         if (p.beta != 0.0f) return sm90_add_to<C>(sum, p, tile, row, col);
         return sm90_store_wide<C>(sum, p, tile, row, col, slab);
     }

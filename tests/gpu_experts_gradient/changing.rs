@@ -31,7 +31,8 @@ const LAUNCHES: [Told; 7] = {
         [NONE, (0, 128), (128, 200), NONE, NONE, NONE],
         5,
     );
-    // Clearing takes rows from 516 on for a group's, so that they are NaN in the casts; here nobody sums over them.
+    // Clearing at multiples of 4 takes rows from 516 on for a group's, so that they are NaN in the casts; here nobody sums over them. Where all groups share a scale it would be NaN, too: there
+    // rows are cleared as this product takes groups.
     let beyond = (
         [0, 128, 516, 640, i64::MAX, i64::MIN],
         [i64::MAX, -1, 100, i64::MAX, 5, 5],
@@ -62,6 +63,8 @@ fn a_captured_graph_takes_any_starts_and_counts() {
         let Some(handle) = handle_with(family) else { return };
         handle.load_kernels(&[family, KernelFamily::Fp8, KernelFamily::Grouped]).unwrap();
         check(&handle, [Scheme::Fp8Group1x128(format), SCHEME], ROWS, &LAUNCHES, None);
+        check(&handle, [Scheme::Fp8Tensor(format), Scheme::Fp8Tensor(Fp8Format::E4M3)], ROWS, &LAUNCHES, None);
+        check(&handle, [Scheme::Fp8Row(format), Scheme::Fp8Row(Fp8Format::E4M3)], ROWS, &LAUNCHES, None);
         // Rows behind the last slot are of no group.
         check(&handle, [Scheme::Fp8Group1x128(format), SCHEME], GROUPS * 128 + 48, &IN_SLOTS, Some(128));
     }
@@ -69,6 +72,7 @@ fn a_captured_graph_takes_any_starts_and_counts() {
 
 fn check(handle: &Handle, schemes: [Scheme; 2], all_rows: usize, launches: &[Told], slot: Option<usize>) {
     let mut of = Experts { schemes, ..Experts::new(101, all_rows, GROUPS) };
+    let shared = of.share_scales();
     of.dw.chunks_mut(STRIDE).for_each(|row| row[FEATURES..].fill(f32::NAN));
     // Up to the end of the last row.
     let upto = GROUPS * OUT * STRIDE - (STRIDE - FEATURES);
@@ -99,7 +103,7 @@ fn check(handle: &Handle, schemes: [Scheme; 2], all_rows: usize, launches: &[Tol
         for (on, to) in on.iter_mut().zip([&mut dy_t, &mut x_t]) {
             let (cols, scheme) = (to.rows(), to.scheme());
             let mut rows = MatMut::new(&mut *on, DType::Bf16, all_rows, cols)?;
-            handle.clear_between_groups_at(4, &mut rows, GROUPS, &places(), None)?;
+            handle.clear_between_groups_at(if shared { 128 } else { 4 }, &mut rows, GROUPS, &places(), None)?;
             let x = MatRef::new(&*on, DType::Bf16, all_rows, cols)?;
             handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Transposed(to))?;
         }

@@ -48,7 +48,7 @@ impl Handle {
     /// [several](GroupedGemmArgs::streams), which begin behind what the handle's stream has and which that waits for ([`GroupedGemmArgs::explain`], which also says why they are not cuBLASLt's own grouped products).
     ///
     /// In one launch groups without rows take no time. **One product a slot runs for all rows of every slot**, so that empty slots take as long as full ones: on sm_90 with block scales on both sides where a slot usually has more than 128 rows, with
-    /// MXFP8 whose B is E5M2, and where it is [asked for](GroupedGemmArgs::product_a_slot); on other GPUs with every pair. So do [gradients of the matrices](GroupedWeightGradient::new) of all operands but 1x128 scales on both sides on sm_90
+    /// MXFP8 whose B is E5M2, and where it is [asked for](GroupedGemmArgs::product_a_slot); on other GPUs with every pair. So do [gradients of the matrices](GroupedWeightGradient::new) of all operands but `fp8-1x128`, `fp8-row` and `fp8-tensor` on both sides on sm_90
     /// ([`GroupedWeightGradient::whole`]). Conditional nodes of graphs, which could skip empty slots, are not used.
     ///
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows ([`Handle::quantize_stacked_transposed_into`], of `fp8-tensor` [`GroupedTensor::stacked`](crate::GroupedTensor::stacked)).

@@ -19,7 +19,7 @@ use crate::gpu::matrix::{MatMut, QuantMatrix};
 
 /// `dW_g += dY_gᵀ X_g` of every group g, FP32: groups along k, of one of two forms.
 ///
-/// [`GroupedWeightGradient::whole`]: one launch of our kernels for sm_90, of the transposes of all rows, `fp8-1x128` in E4M3, or in E5M2 on one side. It reads counts on the device:
+/// [`GroupedWeightGradient::whole`]: one launch of our kernels for sm_90, of the transposes of all rows, `fp8-1x128`, `fp8-row` or `fp8-tensor` on both sides in E4M3, or in E5M2 on one. It reads counts on the device:
 /// empty groups are free, others take as long as their rows do.
 ///
 /// [`GroupedWeightGradient::new`]: one product a group, on one stream or [several](GroupedWeightGradient::streams), of every pair that [`Handle::scaled_gemm`] multiplies.
@@ -56,7 +56,9 @@ impl<'a> GroupedWeightGradient<'a> {
     }
 
     /// One launch. dY transposed, out x rows, and X transposed, features x rows, each in one piece as [`QuantizeTo::Transposed`](crate::QuantizeTo::Transposed) makes it of the rows of all
-    /// groups, `fp8-1x128` in E4M3, or one of the two (dY, as gradients are) in E5M2; dW F32, `groups * out` rows of features. The order of sums is that of a batch-invariant plan (`sm90` where no blocks divide k) of each group's rows alone.
+    /// groups, both `fp8-1x128`, `fp8-row` or `fp8-tensor`, in E4M3, or one of the two (dY, as gradients are) in E5M2; dW F32, `groups * out` rows of features. All groups share the scales of rows and
+    /// matrices: that of a tensor, as delayed scaling gives it or by the amax of all rows, or those of each feature. (A scale for each group is what [`GroupedWeightGradient::new`] takes.) Rows of no group would have a part in
+    /// such scales, too: clear them by [`Handle::clear_between_groups`], not by a smaller step. The order of sums is that of a batch-invariant plan (`sm90` where no blocks divide k) of each group's rows alone.
     ///
     /// Groups begin at multiples of 128 rows, so that no two share a scale: slots are of such a length, and a group that starts elsewhere is left out (one
     /// before it that reaches into its first 128 rows takes what lies there); all else is as [`GroupedRows`] has it. dW of a group without rows is not touched.

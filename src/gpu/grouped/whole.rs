@@ -24,7 +24,8 @@ pub(super) struct Whole<'a> {
 impl Whole<'_> {
     /// How the kernels read both, if they do.
     fn pair(&self) -> Option<Sm90Pair> {
-        grouped_pair(self.dy.scheme(), self.x.scheme()).ok().filter(|pair| pair.scales == Sm90Scales::Vectors)
+        let read = |pair: &Sm90Pair| matches!(pair.scales, Sm90Scales::Vectors | Sm90Scales::Outer { .. });
+        grouped_pair(self.dy.scheme(), self.x.scheme()).ok().filter(read)
     }
 
     /// Refuses operands that do not fit together, and GPUs and schemes that have no such kernel. How the kernels read them.
@@ -36,7 +37,7 @@ impl Whole<'_> {
                 Err(format!("groups along k in one launch are for sm_90, and this GPU is sm_{major}{minor}"))
             }
             None => {
-                Err("groups along k in one launch are fp8-1x128 on both sides, with e5m2 on at most one".to_string())
+                Err("groups along k in one launch are fp8-1x128, fp8-row or fp8-tensor on both sides, with e5m2 on at most one".to_string())
             }
             Some(pair) => Ok(pair),
         };

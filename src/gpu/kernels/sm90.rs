@@ -1,4 +1,4 @@
-//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_plain.cu`, `sm90_outer_plain.cu`, `sm90_vector.cu`, `sm90_vector_fp32.cu`, `sm90_block_a.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of FP8 codes, with 1x128 and 128x128
+//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_plain.cu`, `sm90_outer_plain.cu`, `sm90_outer_fp32.cu`, `sm90_vector.cu`, `sm90_vector_fp32.cu`, `sm90_block_a.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of FP8 codes, with 1x128 and 128x128
 //! scales, whole or of groups of rows, with 1x128 scales on both sides, whole or of groups of rows or k, with 128x128 and 1x128 scales, whole, and with scales of rows or whole matrices; what they store are
 //! numbers, or codes with 1x128 scales, or either of SwiGLU of two products. Codes are E4M3; of products that store numbers also E5M2 on one side (`sm90_e5m2_a.cu`,
 //! `sm90_e5m2_b.cu`).
@@ -116,7 +116,8 @@ impl Sm90Call<'_> {
             counts: address(groups.map(|groups| groups.counts)),
             groups: groups.map_or(0, |groups| groups.count) as u32,
             slot_rows: slot_rows as u32,
-            group_b: (parts * n) as u32,
+            // Of groups of k, which share B, none.
+            group_b: if self.matrices()[0] == 1 { 0 } else { (parts * n) as u32 },
             group_tiles: (parts * n.div_ceil(128)) as u32,
             alpha,
             beta,

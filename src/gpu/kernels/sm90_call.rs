@@ -56,7 +56,8 @@ impl Sm90Scales {
             (Self::Vectors, Sm90Along::Rows) => Kind::VectorGrouped,
             (Self::Vectors, Sm90Along::K) => Kind::VectorOfK,
             (Self::BlocksOfA, _) => Kind::BlockA,
-            (Self::Outer { .. }, _) => Kind::OuterGrouped,
+            (Self::Outer { .. }, Sm90Along::Rows) => Kind::OuterGrouped,
+            (Self::Outer { .. }, Sm90Along::K) => Kind::OuterFp32OfK,
         }
     }
 
@@ -122,7 +123,7 @@ pub(crate) struct Sm90Call<'a> {
     pub(crate) a: Sm90Operand<'a>,
     /// `[n][k]`, one group of rows after the other.
     pub(crate) b: Sm90Operand<'a>,
-    /// How the scales of both lie; groups of k have vectors on both sides.
+    /// How the scales of both lie; groups of k have vectors on both sides, or share those of rows and matrices.
     pub(crate) layout: Sm90Scales,
     /// `[m][n]` of `d_type`: BF16, F16 or F32; or codes. One group of k after the other.
     pub(crate) d: &'a Span<'a>,
@@ -254,7 +255,9 @@ impl Sm90Call<'_> {
 
     /// Whether there is a kernel of such groups.
     fn check_along(&self) -> Result<()> {
-        let vectors = self.layout == Sm90Scales::Vectors;
+        let blocks = self.layout == Sm90Scales::Blocks;
+        let outer = matches!(self.layout, Sm90Scales::Outer { .. });
+        let added = self.d_type == DType::F32 && self.alpha == 1.0 && [0.0, 1.0].contains(&self.beta);
         let more = self.bias.is_some() || self.residual.is_some() || self.activation != Activation::None;
         let (what, reason, remedy) = match self.groups.map(|groups| groups.along) {
             Some(_) if self.layout == Sm90Scales::BlocksOfA => (
@@ -262,9 +265,19 @@ impl Sm90Call<'_> {
                 "rows of a group may begin inside a tile of such scales",
                 "quantize A as fp8-1x128, or multiply the groups one by one",
             ),
-            Some(Sm90Along::K) if !vectors => (
-                "groups of k with other scales than 1x128 on both sides",
-                "the kernels of groups of k read these alone",
+            Some(Sm90Along::K) if blocks => (
+                "groups of k with 128x128 scales",
+                "the kernels of groups of k read 1x128 scales on both sides, or those of rows and matrices",
+                "multiply the groups one by one",
+            ),
+            Some(Sm90Along::K) if self.groups.is_some_and(|groups| groups.scales != [false; 2]) => (
+                "groups of k with a scale for each",
+                "they share the scales of A and of B",
+                "cast all groups with one scale, or multiply them one by one",
+            ),
+            Some(Sm90Along::K) if outer && !added => (
+                "groups of k with scales of rows or matrices, and another end than FP32 sums",
+                "their kernels store f32 or add to it, with an alpha of 1 and a beta of 0 or 1",
                 "multiply the groups one by one",
             ),
             Some(Sm90Along::K) if more => (

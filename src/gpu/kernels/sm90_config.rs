@@ -272,7 +272,8 @@ impl Sm90Config {
             | Kind::VectorOfK
             | Kind::VectorFp32OfK
             | Kind::OuterGrouped
-            | Kind::OuterPlainGrouped => (self.k_parts() == 1).then(|| self.tile()),
+            | Kind::OuterPlainGrouped
+            | Kind::OuterFp32OfK => (self.k_parts() == 1).then(|| self.tile()),
             Kind::VectorGrouped | Kind::BlockA => self.is_common().then(|| self.tile()),
         }
     }
@@ -295,6 +296,7 @@ impl Sm90Config {
             Kind::VectorFp32OfK => format!("gemm_{codes}_vector_fp32_{name}_k_grouped"),
             Kind::OuterPlain => format!("gemm_{codes}_outer_plain_{name}"),
             Kind::OuterPlainGrouped => format!("gemm_{codes}_outer_plain_{name}_grouped"),
+            Kind::OuterFp32OfK => format!("gemm_{codes}_outer_fp32_{name}_k_grouped"),
             Kind::BlockA => format!("gemm_{codes}_block_a_{name}"),
             Kind::Outer => format!("gemm_{codes}_outer_{name}"),
             Kind::OuterGrouped => format!("gemm_{codes}_outer_{name}_grouped"),
@@ -381,6 +383,8 @@ pub(super) enum Kind {
     OuterPlain,
     /// The same, of groups of rows.
     OuterPlainGrouped,
+    /// Scales of rows or whole matrices, which groups share, of groups of k, where D is FP32 and stored as it is or added to.
+    OuterFp32OfK,
     /// 1x128 and 128x128 scales, D in codes with 1x128 scales.
     Codes,
     /// The same, of groups of rows.
@@ -396,7 +400,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 20] = [
+    pub(super) const ALL: [Self; 21] = [
         Self::Block,
         Self::Grouped,
         Self::Plain,
@@ -411,6 +415,7 @@ impl Kind {
         Self::OuterGrouped,
         Self::OuterPlain,
         Self::OuterPlainGrouped,
+        Self::OuterFp32OfK,
         Self::Codes,
         Self::CodesGrouped,
         Self::Swiglu,
@@ -429,6 +434,7 @@ impl Kind {
             Self::Block | Self::Grouped => "gemm/sm90_block",
             Self::Plain | Self::PlainGrouped => "gemm/sm90_plain",
             Self::OuterPlain | Self::OuterPlainGrouped => "gemm/sm90_outer_plain",
+            Self::OuterFp32OfK => "gemm/sm90_outer_fp32",
             Self::VectorFp32 | Self::VectorFp32OfK => "gemm/sm90_vector_fp32",
             Self::Vector | Self::VectorGrouped | Self::VectorOfK => "gemm/sm90_vector",
             Self::BlockA => "gemm/sm90_block_a",
@@ -450,7 +456,7 @@ const E5M2_FILES: [(&str, [Fp8Format; 2]); 2] = [
 ];
 
 /// What there are kernels of with E5M2 on one side.
-const E5M2_KINDS: [Kind; 8] = [
+const E5M2_KINDS: [Kind; 9] = [
     Kind::Block,
     Kind::Grouped,
     Kind::Vector,
@@ -459,6 +465,7 @@ const E5M2_KINDS: [Kind; 8] = [
     Kind::BlockA,
     Kind::Outer,
     Kind::OuterGrouped,
+    Kind::OuterFp32OfK,
 ];
 
 /// E4M3 on both sides.

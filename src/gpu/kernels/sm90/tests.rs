@@ -6,7 +6,7 @@ use super::*;
 use crate::gpu::kernels::sm90_config::{Kind, Sm90Config};
 
 const TABLE: &str = include_str!("../../../../kernels/gemm/sm90_table.cuh");
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     include_str!("../../../../kernels/gemm/sm90_config.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block.cu"),
     include_str!("../../../../kernels/gemm/sm90_outer.cu"),
@@ -17,6 +17,7 @@ const SOURCES: [&str; 10] = [
     include_str!("../../../../kernels/gemm/sm90_plain.cu"),
     include_str!("../../../../kernels/gemm/sm90_outer_plain.cu"),
     include_str!("../../../../kernels/gemm/sm90_vector_fp32.cu"),
+    include_str!("../../../../kernels/gemm/sm90_outer_fp32.cu"),
 ];
 
 /// E5M2 on either side.
@@ -107,6 +108,7 @@ fn each_kind_has_kernels_of_its_own() {
             "outer_64x64_two_grouped",
             "outer_plain_64x64_two",
             "outer_plain_64x64_two_grouped",
+            "outer_fp32_64x64_two_k_grouped",
             "codes_64x64_two",
             "codes_64x64_two_grouped",
             "swiglu_64x64_two",
@@ -121,10 +123,15 @@ fn each_kind_has_kernels_of_its_own() {
     assert_eq!(config.kernel(E5M2_PAIRS[1], Kind::BlockA), "gemm_e4m3_e5m2_block_a_64x64_two");
     assert_eq!(config.kernel(E5M2_PAIRS[0], Kind::VectorOfK), "gemm_e5m2_e4m3_vector_64x64_two_k_grouped");
     assert_eq!(config.kernel(E5M2_PAIRS[1], Kind::Grouped), "gemm_e4m3_e5m2_block_64x64_two_grouped");
-    // Each of these makes a whole product and one of groups of rows, with two vectors of scales also one of groups of k, with blocks of A a whole product alone.
-    for kind in
-        ["SM90_E5M2(block", "SM90_E5M2(vector", "SM90_E5M2(outer", "SM90_E5M2_OF_K(vector", "SM90_E5M2_WHOLE(block_a"]
-    {
+    // Each of these makes a whole product and one of groups of rows, with two vectors of scales and with those of rows and matrices also one of groups of k, with blocks of A a whole product alone.
+    for kind in [
+        "SM90_E5M2(block",
+        "SM90_E5M2(vector",
+        "SM90_E5M2(outer",
+        "SM90_E5M2_OF_K(vector",
+        "SM90_E5M2_OF_K(outer_fp32",
+        "SM90_E5M2_WHOLE(block_a",
+    ] {
         assert_eq!(SOURCES[5].matches(&format!("{kind}_##NAME)")).count(), 1);
     }
     for name in ["_##NAME, ", "_##NAME##_grouped, ", "_##NAME##_k_grouped, "] {
@@ -152,6 +159,7 @@ fn each_kind_has_kernels_of_its_own() {
         (8, "gemm_fp8_outer_plain_##NAME##_grouped,"),
         (9, "gemm_fp8_vector_fp32_##NAME,"),
         (9, "gemm_fp8_vector_fp32_##NAME##_k_grouped,"),
+        (10, "gemm_fp8_outer_fp32_##NAME##_k_grouped,"),
     ] {
         // Of those that end plainly one file has them, whole.
         let tables = match (file, kernel.ends_with("NAME,")) {
@@ -170,7 +178,7 @@ fn configurations_of_groups_are_those_of_the_kernels() {
         SOURCES[7].contains("#define SM90_PLAIN(NAME, ...)")
             && SOURCES[7].contains("#define SM90_PLAIN_SPLIT SM90_SPLIT\n")
     );
-    assert!((0..10).all(|file| file == 7 || !SOURCES[file].contains("define SM90_PLAIN")));
+    assert!((0..11).all(|file| file == 7 || !SOURCES[file].contains("define SM90_PLAIN")));
     let row = |config: Sm90Config| {
         let name = format!("({}, ", config.to_string().replace('-', "_"));
         TABLE.lines().find(|line| line.contains(&name)).and_then(|line| line.split('(').next()).unwrap()
@@ -186,6 +194,7 @@ fn configurations_of_groups_are_those_of_the_kernels() {
             Kind::PlainGrouped,
             Kind::OuterPlainGrouped,
             Kind::VectorFp32OfK,
+            Kind::OuterFp32OfK,
         ] {
             assert_eq!(has(kind).is_ok(), !split && !plain, "{config}, {kind:?}");
             let words = if plain { "have no other end" } else { "groups have any number of tiles" };

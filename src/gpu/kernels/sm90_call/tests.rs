@@ -308,9 +308,9 @@ fn groups_of_k_have_one_a_and_b_and_many_d() {
     refused(shape, (4, 128), |call| call.d_type = DType::Bf16, "beta");
 }
 
-/// And none of other scales.
+/// And none of tiles of scales, nor of scales of groups; of those of rows and matrices, which groups share, sums alone are stored or added.
 #[test]
-fn groups_of_k_have_1x128_scales_on_both_sides() {
+fn groups_of_k_have_the_scales_that_their_kernels_read() {
     let all = span(1 << 20);
     let operand = Sm90Operand { codes: &all, scales: &all };
     let call = |layout, along| Sm90Call {
@@ -336,9 +336,43 @@ fn groups_of_k_have_1x128_scales_on_both_sides() {
     };
     call(Sm90Scales::Vectors, Sm90Along::K).check().unwrap();
     call(Sm90Scales::Blocks, Sm90Along::Rows).check().unwrap();
-    for layout in [Sm90Scales::Blocks, Sm90Scales::Outer { each: [true; 2] }] {
-        let error = call(layout, Sm90Along::K).check().unwrap_err().to_string();
-        assert!(error.contains("groups of k with other scales"), "{error}");
+    let refused = |call: Sm90Call<'_>, words: &str| {
+        let error = call.check().unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    refused(call(Sm90Scales::Blocks, Sm90Along::K), "groups of k with 128x128 scales");
+    refused(call(Sm90Scales::BlocksOfA, Sm90Along::K), "groups with 128x128 scales of A");
+    for each in [[true; 2], [false; 2], [true, false]] {
+        let outer = || call(Sm90Scales::Outer { each }, Sm90Along::K);
+        outer().check().unwrap();
+        assert_eq!(outer().kind(), Kind::OuterFp32OfK);
+        Sm90Call { beta: 0.0, ..outer() }.check().unwrap();
+        let others: [fn(&mut Sm90Call<'_>); 4] = [
+            |call| call.alpha = 0.5,
+            |call| call.alpha = f32::NAN,
+            |call| call.beta = 0.5,
+            |call| (call.d_type, call.beta) = (DType::Bf16, 0.0),
+        ];
+        for change in others {
+            let mut call = outer();
+            change(&mut call);
+            refused(call, "store f32 or add to it");
+        }
+        let mut own = outer();
+        own.groups.as_mut().unwrap().scales = [true, false];
+        refused(own, "they share the scales of A and of B");
+        // A scale for each row, or one: of groups of k A and B are one matrix each.
+        for (at, name, count) in [(0, "scales of A", each[0]), (1, "scales of B", each[1])] {
+            let short = span(if count { 127 * 4 } else { 3 });
+            let mut call = outer();
+            let operand = Sm90Operand { codes: &all, scales: &short };
+            if at == 0 {
+                call.a = operand
+            } else {
+                call.b = operand
+            }
+            refused(call, name);
+        }
     }
 }
 

@@ -1,0 +1,188 @@
+//! Casts of more elements than 32 bits number, up to and beyond what kernels take as one row: the same rows again and again, whose codes and scales are those of these rows alone (which
+//! other suites compare with the reference). And rows so long that the places of their block scales have more than 32 bits.
+#![cfg(feature = "cuda")]
+
+#[path = "common/cast.rs"]
+mod cast;
+mod common;
+
+use cast::*;
+use common::*;
+use scaled_gemm::{
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Handle,
+    MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme, SourceActivation, SwigluSource,
+};
+
+/// Rows that come again and again: whole groups, whatever they are.
+const SOME: usize = 512;
+const COLS: usize = 8192;
+/// 2^31 elements, which are still taken as one row where that can be, and a little more.
+const TIMES: [usize; 2] = [512, 513];
+
+/// Whether each of `outer` pieces is that of `some`, as often as it takes.
+fn repeats(all: &[u8], some: &[u8], outer: usize) -> bool {
+    let (all, some) = (all.chunks(all.len() / outer), some.chunks(some.len() / outer));
+    all.zip(some).all(|(all, some)| all.len() > some.len() && all.chunks(some.len()).all(|part| part == some))
+}
+
+fn assert_repeats(handle: &Handle, all: &CastMatrix, some: &CastMatrix, context: &str) {
+    let scheme = all.scheme();
+    let [_, across] = scheme.group().grid(some.rows(), some.cols());
+    let of_scales = match scheme.scales() {
+        CastScales::RowMajor => 1,
+        CastScales::ColumnMajor => across,
+        CastScales::Ue8m0 => across.div_ceil(4),
+    };
+    let of_codes = if scheme.is_transposed() { some.cols() } else { 1 };
+    let [(codes, scales), (few_codes, few_scales)] =
+        [all, some].map(|cast| (handle.read_bytes(&cast.codes()).unwrap(), handle.read_bytes(&cast.scales()).unwrap()));
+    assert!(few_codes.iter().any(|code| *code != few_codes[0]), "{context}: the codes are all one");
+    assert!(repeats(&codes, &few_codes, of_codes), "{context}: codes of {scheme}");
+    assert!(repeats(&scales, &few_scales, of_scales), "{context}: scales of {scheme}");
+}
+
+/// BF16 rows, and the same `times` as often.
+fn rows(handle: &Handle, seed: u64, times: usize) -> [DeviceBuffer; 2] {
+    let x = of_kind(&mut Noise::new(seed), "outliers", SOME, COLS, DType::Bf16);
+    let bytes = bytes_of(DType::Bf16, &x);
+    [handle.upload(&bytes.repeat(times)).unwrap(), handle.upload(&bytes).unwrap()]
+}
+
+fn of(data: &DeviceBuffer, rows: usize) -> MatRef<'_> {
+    MatRef::new(data, DType::Bf16, rows, COLS).unwrap()
+}
+
+fn made_of(format: CodeFormat) -> Vec<CastScheme> {
+    let plain = |group, scales| scheme(format, group).with_scales(scales);
+    vec![
+        plain(CastGroup::Group1x32, CastScales::RowMajor),
+        plain(CastGroup::Group1x128, CastScales::ColumnMajor),
+        plain(CastGroup::Row, CastScales::RowMajor),
+        plain(CastGroup::Tile128x128, CastScales::Ue8m0),
+        plain(CastGroup::Group128x1, CastScales::RowMajor),
+        plain(CastGroup::Group32x1, CastScales::RowMajor).transposed().unwrap(),
+    ]
+}
+
+#[test]
+fn plain_numbers_and_back() {
+    let Some(handle) = handle() else { return };
+    if !has_free(&handle, 24) {
+        return;
+    }
+    for times in TIMES {
+        let [all, some] = rows(&handle, 71, times);
+        let (all, some) = (of(&all, times * SOME), of(&some, SOME));
+        for (i, scheme) in made_of(CodeFormat::E4M3).into_iter().chain(made_of(CodeFormat::E2M1)).enumerate() {
+            // Each with one of the two, and those along rows, which may be one, with both.
+            if i % 6 > 1 && i % 2 != times % 2 {
+                continue;
+            }
+            let recipe = CastRecipe::new(scheme);
+            let [long, short] = [&all, &some].map(|x| handle.cast(x, recipe).unwrap());
+            assert_repeats(&handle, &long, &short, &format!("{times} times"));
+            let back = [&long, &short].map(|cast| {
+                let mut y = handle.alloc(cast.rows() * COLS * 2).unwrap();
+                let mut to = MatMut::new(&mut y, DType::Bf16, cast.rows(), COLS).unwrap();
+                handle.cast_back_into(cast, &mut to).unwrap();
+                handle.read_bytes(&y.view()).unwrap()
+            });
+            assert!(repeats(&back[0], &back[1], 1), "{scheme}, {times} times, cast back");
+        }
+    }
+}
+
+/// Codes of one cast to another: by thresholds, which blocks that stay look up, by each number, and without loss.
+#[test]
+fn codes() {
+    let Some(handle) = handle() else { return };
+    if !has_free(&handle, 24) {
+        return;
+    }
+    use CastGroup::{Group1x16, Group1x32, Group1x128, Group128x1, Tile128x128};
+    for times in TIMES {
+        let [all, some] = rows(&handle, 73, times);
+        let (all, some) = (of(&all, times * SOME), of(&some, SOME));
+        let recipe = CastRecipe::new(scheme(CodeFormat::E4M3, Group1x128));
+        let [long, short] = [&all, &some].map(|x| handle.cast(x, recipe).unwrap());
+        for group in [Group1x16, Group1x32, Group1x128, Tile128x128, Group128x1] {
+            let recipe = CastRecipe::new(scheme(CodeFormat::E2M1, group));
+            let [long, short] = [&long, &short].map(|x| handle.cast(CastSource::from(x), recipe).unwrap());
+            assert_repeats(&handle, &long, &short, &format!("e4m3 1x128, {times} times"));
+            let recipe = CastRecipe::new(scheme(CodeFormat::E4M3, Group1x32));
+            let [long, short] = [&long, &short].map(|x| handle.cast(CastSource::from(x), recipe).unwrap());
+            assert_repeats(&handle, &long, &short, &format!("e2m1 {group}, {times} times"));
+        }
+        let from = scheme(CodeFormat::E2M1, Group1x32).with_scales(CastScales::Ue8m0);
+        let to = scheme(CodeFormat::E4M3, Group1x128).with_scales(CastScales::Ue8m0);
+        let [long, short] = [&all, &some].map(|x| {
+            let q = handle.cast(x, CastRecipe::new(from)).unwrap();
+            let mut wide = poisoned_cast(&handle, to, q.rows(), COLS);
+            handle.fp4_to_fp8_into(&q, &mut wide, None).unwrap();
+            wide
+        });
+        assert_repeats(&handle, &long, &short, &format!("without loss, {times} times"));
+    }
+}
+
+#[test]
+fn what_is_computed_before() {
+    let Some(handle) = handle() else { return };
+    if !has_free(&handle, 24) {
+        return;
+    }
+    for times in TIMES {
+        let [all, some] = rows(&handle, 79, times);
+        let (all, some) = (of(&all, times * SOME), of(&some, SOME));
+        for group in [CastGroup::Group1x128, CastGroup::Group128x1] {
+            let recipe = CastRecipe::new(scheme(CodeFormat::E4M3, group));
+            let gated = [&all, &some].map(|x| handle.cast(SwigluSource::new(x).unwrap(), recipe).unwrap());
+            assert_repeats(&handle, &gated[0], &gated[1], &format!("swiglu, {times} times"));
+            let one = [&all, &some].map(|x| CastSource::activated(x, SourceActivation::Silu));
+            let [long, short] = one.map(|source| handle.cast(source, recipe).unwrap());
+            assert_repeats(&handle, &long, &short, &format!("silu, {times} times"));
+        }
+    }
+}
+
+/// One row of 2^29 + 128 columns, all zeros but for the last 64: their block scales lie 2^32 bytes behind the first, whose place they must leave alone.
+#[test]
+fn block_scales_beyond_32_bits() {
+    let Some(handle) = handle() else { return };
+    if !has_free(&handle, 24) {
+        return;
+    }
+    let (cols, last) = ((1 << 29) + 128, 64);
+    let x = of_kind(&mut Noise::new(83), "normal", 1, last, DType::Bf16);
+    let end = bytes_of(DType::Bf16, &x);
+    let mut row = vec![0u8; cols * 2];
+    row[(cols - last) * 2..].copy_from_slice(&end);
+    let (row, end) = (handle.upload(&row).unwrap(), handle.upload(&end).unwrap());
+    let matrix = |data, cols| MatRef::new(data, DType::Bf16, 1, cols).unwrap();
+    let (long, short) = (matrix(&row, cols), matrix(&end, last));
+    let recipe = Recipe::new(Scheme::Nvfp4Row);
+    let plain = |x: &MatRef<'_>, q: &mut QuantMatrix| handle.quantize_into(x, recipe, QuantizeTo::Plain(q)).unwrap();
+    let silu = |x: &MatRef<'_>, q: &mut QuantMatrix| {
+        handle.quantize_source_into(CastSource::activated(x, SourceActivation::Silu), recipe, q).unwrap();
+    };
+    for (name, quantize) in [("plain", &plain as &dyn Fn(&MatRef<'_>, &mut QuantMatrix)), ("silu", &silu)] {
+        let [all, alone] = [&long, &short].map(|x| {
+            let mut q = QuantMatrix::zeros(&handle, Scheme::Nvfp4Row, 1, x.cols()).unwrap();
+            quantize(x, &mut q);
+            q
+        });
+        // Four blocks of a row lie together, those of the next four 512 bytes further.
+        let (first, at) = (cols - last, (cols - last) / 64 * 512);
+        assert!(at >= 1 << 32);
+        let want = handle.read_bytes(&alone.block_scales()).unwrap();
+        let found = handle.read_bytes(&all.block_scales()).unwrap();
+        assert!(want[..4].iter().all(|scale| *scale != 0), "{name}: {:?}", &want[..4]);
+        assert_eq!(found[at..at + 4], want[..4], "{name}: the last blocks' scales");
+        assert!(found[..4] != want[..4], "{name}: the first blocks have the last ones' scales");
+        drop(found);
+        let [codes, alone_codes] = [&all, &alone].map(|q| handle.read_bytes(&q.codes()).unwrap());
+        assert!(codes[first / 2..] == alone_codes && codes[..first / 2].iter().all(|pair| *pair == 0), "{name}: codes");
+        let scales = [&all, &alone].map(|q| handle.read_bytes(&q.scales()).unwrap());
+        assert_eq!(scales[0][..4], scales[1][..4], "{name}");
+    }
+}
