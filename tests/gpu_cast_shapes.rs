@@ -173,7 +173,7 @@ fn every_code_below_every_largest() {
         });
         for to in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128] {
             let exact = CastRecipe::new(scheme(CodeFormat::E2M1, to));
-            let floors = [30.0, 1e31, 3e38].map(|floor| exact.with_floor(floor).unwrap());
+            let floors = [30.0, 1.2e30, 4e30, 1e31, 3e38].map(|floor| exact.with_floor(floor).unwrap());
             for recipe in [exact, exact.power_of_two()].into_iter().chain(floors) {
                 let want = reference::cast(&(&q).into(), recipe).unwrap();
                 let mut got = poisoned_cast(&handle, recipe.scheme(), rows, cols);

@@ -50,7 +50,7 @@ template <u32 FORMAT> constexpr float largest_number = FORMAT == E2M1 ? 6.0f : 4
 // Where `divide` does not hold.
 static __device__ __noinline__ GroupScale cast_scale_far(float a, float max) { return {__fdiv_rn(max, a), __fdiv_rn(a, max)}; }
 
-// Of a in (1e-30, 1e30); above it the scale is right, too, but the factor may be 0.
+// Of a above 1e-30: the scale of every finite one, the factor up to 2^126 (8.5e37). Above that 1 / a is subnormal, and the factor may be 0.
 template <u32 FORMAT> __device__ __forceinline__ GroupScale cast_scale_near(float a) {
     constexpr float MAX = largest_number<FORMAT>;
     return {divide(MAX, a, reciprocal(a)), divide(a, MAX, 1.0f / MAX)};

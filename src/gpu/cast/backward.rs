@@ -65,8 +65,9 @@ impl Handle {
     /// beside codes. Of a row of a negative expert all gradients are zero.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] for operands that do not fit, or lie where something is read or another result is written; [`Error::Unsupported`] for counts, other
-    /// groups, other formats; [`Error::Driver`]; [`Error::Kernel`].
+    /// [`Error::Shape`], [`Error::DType`] for operands that do not fit, or lie where something is read or another result is written; [`Error::Alignment`] unless experts and dw begin at multiples of
+    /// 4 bytes, and matrices and vectors in cudarc's views, whose address a call learns, at one of their elements' size; [`Error::Unsupported`] for counts, other groups, other formats;
+    /// [`Error::Driver`]; [`Error::Kernel`].
     pub fn swiglu_backward(
         &self,
         forward: SwigluSource<'_>,

@@ -111,8 +111,8 @@ impl Handle {
     ///
     /// # Errors
     /// [`Error::Shape`] if a buffer is too short, what is written lies where something else is read or written, or there are more members than
-    /// the workspace has room for, above a million; [`Error::Unsupported`] for a tensor of another scheme than the recipe's, or two with
-    /// different layouts. Nothing has been written then.
+    /// the workspace has room for, above a million; [`Error::Alignment`] unless `amax` begins at a multiple of 4 bytes, and values at one of their size; [`Error::Unsupported`] for a tensor of
+    /// another scheme than the recipe's, or two with different layouts. Nothing has been written then.
     pub fn quantize_grouped_into<'a>(
         &self,
         source: &GroupedSource<'_>,
@@ -132,7 +132,7 @@ impl Handle {
     /// [`Handle::delayed_update_grouped_into`] clears.
     ///
     /// # Errors
-    /// As [`Handle::quantize_grouped_into`]; [`Error::Shape`] for another number of scales; [`Error::Unsupported`] if an amax is given.
+    /// As [`Handle::quantize_grouped_into`]; [`Error::Shape`] for another number of scales, [`Error::Alignment`] unless they begin at a multiple of 4 bytes; [`Error::Unsupported`] if an amax is given.
     pub fn quantize_grouped_with_scales_into<'a>(
         &self,
         source: &GroupedSource<'_>,
@@ -259,7 +259,7 @@ impl Handle {
     ///
     /// # Errors
     /// [`Error::DType`] for other types; [`Error::Shape`] if `y` is shorter than the buffer of `q`, or there are more members than the
-    /// workspace has room for.
+    /// workspace has room for; [`Error::Alignment`] if it begins inside an element.
     pub fn dequantize_grouped_into(&self, q: &GroupedTensor, y: &mut DeviceBytesMut<'_>, dtype: DType) -> Result<()> {
         check_wide("dequantized grouped tensor", dtype)?;
         let (layout, scheme) = (q.layout(), q.scheme());

@@ -20,7 +20,8 @@ impl Handle {
     /// (TileKernels' reference; its kernels multiply both factors first).
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] for a source that the scheme refuses; [`Error::Unsupported`] for transposed codes as a source,
+    /// [`Error::Shape`], [`Error::DType`] for a source that the scheme refuses; [`Error::Alignment`] unless counts of the clamp begin at a multiple of 8 bytes, experts and the factors that a norm
+    /// writes at one of 4, and matrices and vectors in cudarc's views, whose address a call learns, at one of their elements' size; [`Error::Unsupported`] for transposed codes as a source,
     /// and, since it allocates, inside graph capture; [`Error::Driver`]; [`Error::Kernel`].
     pub fn cast<'a>(&self, source: impl Into<CastSource<'a>>, recipe: CastRecipe) -> Result<CastMatrix> {
         let source = source.into();
@@ -225,7 +226,8 @@ impl Handle {
     /// [`CastRecipe::power_of_two`] or with UE8M0.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the target or `inexact` does not fit, or overlaps what is read or the other; [`Error::Unsupported`] for other schemes.
+    /// [`Error::Shape`] if the target or `inexact` does not fit, or overlaps what is read or the other; [`Error::Alignment`] unless `inexact` begins at a multiple of 4 bytes; [`Error::Unsupported`]
+    /// for other schemes.
     pub fn fp4_to_fp8_into(
         &self,
         q: &CastMatrix,

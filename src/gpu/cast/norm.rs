@@ -71,7 +71,7 @@ impl<'a> RmsNormArgs<'a> {
     }
 
     /// Receives the factors of the rows, `1 / sqrt(mean + epsilon)`, one FP32 each: for what takes two launches, for [`CastSource::normed`](crate::CastSource::normed), and for the
-    /// gradient.
+    /// gradient. They begin at a multiple of 4 bytes, which the call that writes them asks.
     ///
     /// # Errors
     /// [`Error::Shape`] for another number of bytes.
@@ -112,8 +112,9 @@ impl Handle {
     /// loads). What is refused has written nothing: a residual in place is what it was.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the target has another shape, or results overlap what is read or each other; [`Error::Unsupported`] if it has another scheme than the
-    /// recipe, or two launches are needed and there is no memory for the factors; [`Error::Driver`]; [`Error::Kernel`].
+    /// [`Error::Shape`] if the target has another shape, or results overlap what is read or each other; [`Error::Alignment`] unless the factors begin at a multiple of 4 bytes,
+    /// and matrices and vectors in cudarc's views, whose address a call learns, at one of their elements' size; [`Error::Unsupported`] if it has another scheme than the recipe, or two launches are needed and there is
+    /// no memory for the factors; [`Error::Driver`]; [`Error::Kernel`].
     pub fn rms_norm_cast_into(&self, norm: RmsNormArgs<'_>, recipe: CastRecipe, out: &mut CastMatrix) -> Result<()> {
         self.cast_into(norm, recipe, out)
     }

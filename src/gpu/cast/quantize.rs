@@ -38,8 +38,8 @@ impl Handle {
     /// X: BF16, F16 or F32, any number of rows, columns a positive multiple of 16, rows at any stride.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`]; [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`]
-    /// inside graph capture.
+    /// [`Error::Shape`], [`Error::DType`]; [`Error::Alignment`] for a matrix in one of cudarc's views, whose address a call learns, that begins inside an element; [`Error::Driver`] if there is not enough
+    /// memory; [`Error::Unsupported`] inside graph capture.
     pub fn quantize(&self, x: &MatRef<'_>, recipe: impl Into<Recipe>) -> Result<QuantMatrix> {
         let recipe = recipe.into();
         check_input(x)?;
@@ -64,7 +64,7 @@ impl Handle {
     /// Quantizes X into matrices that exist. Allocates nothing and waits for nothing: safe inside graph capture.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X or a target does not fit the recipe.
+    /// [`Error::Shape`], [`Error::DType`] if X or a target does not fit the recipe; [`Error::Alignment`] as [`Handle::quantize`].
     pub fn quantize_into(&self, x: &MatRef<'_>, recipe: impl Into<Recipe>, to: QuantizeTo<'_>) -> Result<()> {
         let recipe = recipe.into();
         check_input(x)?;
@@ -230,7 +230,7 @@ impl Handle {
     /// Values above what the second level was made for saturate. The recipe's scheme is [`Scheme::Nvfp4`].
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X, a target or the number does not fit; [`Error::Unsupported`] for another scheme.
+    /// [`Error::Shape`], [`Error::DType`] if X, a target or the number does not fit; [`Error::Alignment`] unless the number begins at a multiple of 4 bytes; [`Error::Unsupported`] for another scheme.
     pub fn quantize_nvfp4_into(
         &self,
         x: &MatRef<'_>,
@@ -353,8 +353,8 @@ impl Handle {
     /// the cast of delayed scaling, and of checkpoints that carry an input scale.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X, the target, the scale or `amax` does not fit; [`Error::Unsupported`] if the scale
-    /// is given as an amax.
+    /// [`Error::Shape`], [`Error::DType`] if X, the target, the scale or `amax` does not fit; [`Error::Alignment`] unless scale and `amax` begin at multiples of 4 bytes; [`Error::Unsupported`] if the
+    /// scale is given as an amax.
     pub fn quantize_tensor_into(
         &self,
         x: &MatRef<'_>,
@@ -428,7 +428,7 @@ impl Handle {
     /// [`reference::dequantize`](crate::reference::dequantize) gives them. A first use loads kernels, as in [`Handle::quantize`].
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if `y` does not fit.
+    /// [`Error::Shape`], [`Error::DType`] if `y` does not fit; [`Error::Alignment`] as [`Handle::quantize`].
     pub fn dequantize_into(&self, q: &QuantMatrix, y: &mut MatMut<'_>) -> Result<()> {
         if (y.rows(), y.cols()) != (q.rows(), q.cols()) {
             return Err(Error::shape(
@@ -462,7 +462,7 @@ impl Handle {
     /// `amax = max |x|` over the matrix, NaN ignored, 0 for an empty one: one FP32. Allocates nothing and waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X or `amax` does not fit.
+    /// [`Error::Shape`], [`Error::DType`] if X or `amax` does not fit; [`Error::Alignment`] unless `amax` begins at a multiple of 4 bytes.
     pub fn amax_into(&self, x: &MatRef<'_>, amax: &mut DeviceBytesMut<'_>) -> Result<()> {
         check_input(x)?;
         let stream = self.queue();
@@ -478,7 +478,7 @@ impl Handle {
     /// `amax[i] = max over j of |x[i, j]|`, NaN ignored: one FP32 a row. Allocates nothing and waits for nothing. Of groups of rows: [`Handle::group_amax_into`].
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X or `amax` does not fit.
+    /// [`Error::Shape`], [`Error::DType`] if X or `amax` does not fit; [`Error::Alignment`] unless `amax` begins at a multiple of 4 bytes.
     pub fn row_amax_into(&self, x: &MatRef<'_>, amax: &mut DeviceBytesMut<'_>) -> Result<()> {
         check_input(x)?;
         if x.rows() == 0 {

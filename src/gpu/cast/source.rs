@@ -139,7 +139,7 @@ impl<'a> SwigluSource<'a> {
         Ok(Self { weights: Some(weights), ..self })
     }
 
-    /// The expert of each row of x, a 32-bit number: a row of a negative one is zeros, and counts nothing.
+    /// The expert of each row of x, a 32-bit number: a row of a negative one is zeros, and counts nothing. They begin at a multiple of 4 bytes, which the call that reads them asks.
     ///
     /// # Errors
     /// [`Error::Shape`] for another number of them.
@@ -156,7 +156,7 @@ impl<'a> SwigluSource<'a> {
         Ok(Self { experts: Some(experts), ..self })
     }
 
-    /// Three 64-bit numbers that are raised by the elements which the clamp changes: `l > c`, `r > c`, `r < -c`.
+    /// Three 64-bit numbers that are raised by the elements which the clamp changes: `l > c`, `r > c`, `r < -c`. They begin at a multiple of 8 bytes, which the call that raises them asks.
     ///
     /// They count what is computed: in every cast, also of scales or codes alone; a row that is gathered several times as often, one
     /// that is not gathered never.

@@ -81,7 +81,8 @@ impl Handle {
     /// Rounded to nearest, block scales plain or 4over6. Values above what the second level was made for saturate.
     ///
     /// # Errors
-    /// As [`Handle::quantize_source_into`], and for another scheme than [`Scheme::Nvfp4`].
+    /// As [`Handle::quantize_source_into`], and for another scheme than [`Scheme::Nvfp4`]; [`Error::Shape`] if the scale has fewer than 4 bytes, [`Error::Alignment`] unless they begin at a
+    /// multiple of 4.
     pub fn quantize_source_nvfp4_into<'a>(
         &self,
         source: impl Into<CastSource<'a>>,
@@ -124,8 +125,8 @@ impl Handle {
     /// `amax`, one FP32 where given, is raised to the largest magnitude of the values (NaN ignored); the caller sets it to zero first.
     ///
     /// # Errors
-    /// As [`Handle::quantize_source_into`]; [`Error::Shape`] if `amax` does not fit, or overlaps codes, scales or what is read; [`Error::Unsupported`] if the scale is given as an
-    /// amax.
+    /// As [`Handle::quantize_source_into`]; [`Error::Shape`] if `amax` or the scale does not fit, or `amax` overlaps codes, scales or what is read; [`Error::Alignment`] unless it and the scale begin at
+    /// multiples of 4 bytes; [`Error::Unsupported`] if the scale is given as an amax.
     pub fn quantize_source_tensor_into<'a>(
         &self,
         source: impl Into<CastSource<'a>>,
