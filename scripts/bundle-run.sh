@@ -197,7 +197,7 @@ gemm_small_m_(gated_)?(block|outer)_[0-9]+_two parts of sums are written before 
         for tool in "$@"; do
             echo "## compute-sanitizer --tool $tool"
             ran=()
-            # All but three: gpu_cast_long takes matrices of 4 GiB through kernels of gpu_cast, gpu_e2m1 matrices of 256 MiB through kernels of gpu_nvfp4, and gpu_train_char trains for thousands of launches with those of gpu_linear.
+            # All but three: gpu_cast_long takes matrices of 9 GiB through kernels of gpu_cast, gpu_e2m1 matrices of 256 MiB through kernels of gpu_nvfp4, and gpu_train_char trains for thousands of launches with those of gpu_linear.
             for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_shapes gpu_cast_floors gpu_cast_captures gpu_cast_refusals gpu_amax gpu_producers gpu_producer_shapes gpu_produced_targets gpu_fused gpu_overlap gpu_nvfp4 gpu_nvfp4_rows gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_sm90_epilogue gpu_sm90_e5m2 gpu_fused_gemm gpu_experts gpu_grouped_plan gpu_grouped_cublaslt gpu_experts_rows gpu_experts_levels gpu_experts_gradient gpu_small_m gpu_small_m_e2m1 gpu_small_m_e4m3 gpu_small_m_gated gpu_small_m_groups gpu_small_m_wgmma gpu_small_m_splits gpu_small_m_passes gpu_no_cublaslt gpu_repacked gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
                 gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures gpu_chains gpu_batch_invariant gpu_quantize_a gpu_two_gpus gpu_idle_experts; do
                 tests=()

@@ -269,48 +269,57 @@ fn scales_that_groups_share_give_what_each_group_gives_alone() {
     }
 }
 
+/// E4M3 on both sides, with scales of each kind.
+const KINDS: [Scheme; 3] = [SCHEME, Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Tensor(Fp8Format::E4M3)];
+
 /// More than a warp has lanes, of so many tiles that blocks take several.
 #[test]
 fn many_groups() {
     let Some(handle) = hopper() else { return };
     let groups = 70;
-    let of = Experts::new(71, groups * 128, groups);
     let count = |g: usize| [0, 128, 0, 77, 1][g % 5] * usize::from(!(32..64).contains(&g));
     let taken: Vec<_> = (0..groups).map(|g| (g * 128, count(g))).collect();
     let counts: Vec<_> = (0..groups).map(|g| count(g) as i64).collect();
-    of.in_one(&handle, &taken, None, (&counts, 0), &chosen_and_asked());
+    for scheme in KINDS {
+        let of = Experts { schemes: [scheme; 2], ..Experts::new(71, groups * 128, groups) };
+        of.in_one(&handle, &taken, None, (&counts, 0), &chosen_and_asked());
+    }
 }
 
 /// All operands in one allocation, 0xFF between them and between rows of dW: the bits of one product a group, and no more than dW of groups that have rows is written.
 #[test]
 fn operands_between_guards() {
     let Some(handle) = hopper() else { return };
+    KINDS.into_iter().for_each(|scheme| check_between_guards(&handle, scheme));
+}
+
+fn check_between_guards(handle: &Handle, scheme: Scheme) {
     let (rows, starts, counts) = (1040, [0, 256, 256, 384, 896, 1024], [200, 0, 128, 300, 1, 99]);
     let taken = [(0, 200), (256, 0), (256, 128), (384, 300), (896, 1), (1024, 16)];
-    let mut of = Experts::new(89, rows, GROUPS);
+    let mut of = Experts { schemes: [scheme; 2], ..Experts::new(89, rows, GROUPS) };
     of.dw.chunks_mut(STRIDE).for_each(|row| row[FEATURES..].fill(f32::NAN));
     // Up to the end of the last row.
     let upto = GROUPS * OUT * STRIDE - (STRIDE - FEATURES);
-    let want = bytes_of(DType::F32, &of.one_by_one(&handle, &taken)[..upto]);
+    let want = bytes_of(DType::F32, &of.one_by_one(handle, &taken)[..upto]);
     let [dy_t, x_t] =
-        of.cleared(&taken).map(|x| reference::quantize_transposed(x.view(), DType::Bf16, Recipe::new(SCHEME)).unwrap());
+        of.cleared(&taken).map(|x| reference::quantize_transposed(x.view(), DType::Bf16, Recipe::new(scheme)).unwrap());
     for config in chosen_and_asked() {
-        let mut arena = Arena::new(&handle, 8 << 20);
-        let mut dw = arena.place(&handle, &bytes_of(DType::F32, &of.dw[..upto]), 16);
+        let mut arena = Arena::new(handle, 8 << 20);
+        let mut dw = arena.place(handle, &bytes_of(DType::F32, &of.dw[..upto]), 16);
         let at = arena.last();
         let written: Vec<_> = (0..GROUPS)
             .filter(|g| taken[*g].1 > 0)
             .flat_map(|g| places_of_rows(at.start + g * OUT * STRIDE * 4, OUT, FEATURES * 4, STRIDE * 4))
             .collect();
-        let [dy_t, x_t] = [&dy_t, &x_t].map(|host| arena.matrix(&handle, host));
-        let [starts, counts] = [&starts, &counts].map(|numbers| arena.numbers(&handle, numbers));
-        let before = arena.ready(&handle);
+        let [dy_t, x_t] = [&dy_t, &x_t].map(|host| arena.matrix(handle, host));
+        let [starts, counts] = [&starts, &counts].map(|numbers| arena.numbers(handle, numbers));
+        let before = arena.ready(handle);
         let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
         let to = GroupedWeightGradient::whole(&dy_t, &x_t, GROUPS, rows, target(&mut dw, GROUPS));
         let to = if let Some(config) = config { to.config(config) } else { to };
         handle.grouped_weight_gradient(to).unwrap();
-        let after = arena.read_behind(&handle, &before, &written, &format!("{config:?}"));
-        assert!(after[at.clone()] == want, "{config:?}: other bits than one by one");
+        let after = arena.read_behind(handle, &before, &written, &format!("{scheme}, {config:?}"));
+        assert!(after[at.clone()] == want, "{scheme}, {config:?}: other bits than one by one");
     }
 }
 

@@ -65,6 +65,13 @@ fn a_captured_graph_takes_any_starts_and_counts() {
         check(&handle, [Scheme::Fp8Group1x128(format), SCHEME], ROWS, &LAUNCHES, None);
         check(&handle, [Scheme::Fp8Tensor(format), Scheme::Fp8Tensor(Fp8Format::E4M3)], ROWS, &LAUNCHES, None);
         check(&handle, [Scheme::Fp8Row(format), Scheme::Fp8Row(Fp8Format::E4M3)], ROWS, &LAUNCHES, None);
+        check(
+            &handle,
+            [Scheme::Fp8Row(format), Scheme::Fp8Row(Fp8Format::E4M3)],
+            GROUPS * 128 + 48,
+            &IN_SLOTS,
+            Some(128),
+        );
         // Rows behind the last slot are of no group.
         check(&handle, [Scheme::Fp8Group1x128(format), SCHEME], GROUPS * 128 + 48, &IN_SLOTS, Some(128));
     }

@@ -57,8 +57,8 @@ impl<'a> GroupedWeightGradient<'a> {
 
     /// One launch. dY transposed, out x rows, and X transposed, features x rows, each in one piece as [`QuantizeTo::Transposed`](crate::QuantizeTo::Transposed) makes it of the rows of all
     /// groups, both `fp8-1x128`, `fp8-row` or `fp8-tensor`, in E4M3, or one of the two (dY, as gradients are) in E5M2; dW F32, `groups * out` rows of features. All groups share the scales of rows and
-    /// matrices: that of a tensor, as delayed scaling gives it or by the amax of all rows, or those of each feature. (A scale for each group is what [`GroupedWeightGradient::new`] takes.) Rows of no group would have a part in
-    /// such scales, too: clear them by [`Handle::clear_between_groups`], not by a smaller step. The order of sums is that of a batch-invariant plan (`sm90` where no blocks divide k) of each group's rows alone.
+    /// matrices: that of a tensor, by the amax of all rows or given ([`Handle::quantize_slots_transposed_with_scales_into`] of one slot of all rows), or those of each feature. (A scale for each group is what [`GroupedWeightGradient::new`] takes.) Rows of no group would have a part in
+    /// such scales, too: clear them by [`Handle::clear_between_groups`], not by a smaller step. The order of sums is that of a batch-invariant plan (`sm90` where no blocks divide k) of each group's rows alone; they are added to dW by the L2 cache, for which subnormal numbers are 0.
     ///
     /// Groups begin at multiples of 128 rows, so that no two share a scale: slots are of such a length, and a group that starts elsewhere is left out (one
     /// before it that reaches into its first 128 rows takes what lies there); all else is as [`GroupedRows`] has it. dW of a group without rows is not touched.
@@ -156,7 +156,7 @@ impl<'a> GroupedWeightGradient<'a> {
             ),
         };
         Ok(format!(
-            "{groups} groups along k\n  one product a group, {how}, each of all rows of a slot: empty groups take as long, since conditional nodes of graphs, which could skip them, are not used\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128 on sm_90; {}\n  {why}\n{}",
+            "{groups} groups along k\n  one product a group, {how}, each of all rows of a slot: empty groups take as long, since conditional nodes of graphs, which could skip them, are not used\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128, fp8-row or fp8-tensor on both sides, on sm_90; {}\n  {why}\n{}",
             NO_GRADIENTS,
             plan.explain()
         ))

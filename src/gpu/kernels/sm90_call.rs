@@ -257,7 +257,7 @@ impl Sm90Call<'_> {
     fn check_along(&self) -> Result<()> {
         let blocks = self.layout == Sm90Scales::Blocks;
         let outer = matches!(self.layout, Sm90Scales::Outer { .. });
-        let added = self.d_type == DType::F32 && self.alpha == 1.0 && [0.0, 1.0].contains(&self.beta);
+        let added = self.d_type == DType::F32 && self.alpha == 1.0 && self.beta == 1.0;
         let more = self.bias.is_some() || self.residual.is_some() || self.activation != Activation::None;
         let (what, reason, remedy) = match self.groups.map(|groups| groups.along) {
             Some(_) if self.layout == Sm90Scales::BlocksOfA => (
@@ -276,8 +276,8 @@ impl Sm90Call<'_> {
                 "cast all groups with one scale, or multiply them one by one",
             ),
             Some(Sm90Along::K) if outer && !added => (
-                "groups of k with scales of rows or matrices, and another end than FP32 sums",
-                "their kernels store f32 or add to it, with an alpha of 1 and a beta of 0 or 1",
+                "groups of k with scales of rows or matrices, and another end than sums that are added to f32",
+                "their kernels are used with an alpha and a beta of 1 alone",
                 "multiply the groups one by one",
             ),
             Some(Sm90Along::K) if more => (

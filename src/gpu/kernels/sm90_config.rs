@@ -383,7 +383,7 @@ pub(super) enum Kind {
     OuterPlain,
     /// The same, of groups of rows.
     OuterPlainGrouped,
-    /// Scales of rows or whole matrices, which groups share, of groups of k, where D is FP32 and stored as it is or added to.
+    /// Scales of rows or whole matrices, which groups share, of groups of k, where D is FP32 and added to.
     OuterFp32OfK,
     /// 1x128 and 128x128 scales, D in codes with 1x128 scales.
     Codes,

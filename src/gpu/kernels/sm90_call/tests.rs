@@ -346,8 +346,8 @@ fn groups_of_k_have_the_scales_that_their_kernels_read() {
         let outer = || call(Sm90Scales::Outer { each }, Sm90Along::K);
         outer().check().unwrap();
         assert_eq!(outer().kind(), Kind::OuterFp32OfK);
-        Sm90Call { beta: 0.0, ..outer() }.check().unwrap();
-        let others: [fn(&mut Sm90Call<'_>); 4] = [
+        let others: [fn(&mut Sm90Call<'_>); 5] = [
+            |call| call.beta = 0.0,
             |call| call.alpha = 0.5,
             |call| call.alpha = f32::NAN,
             |call| call.beta = 0.5,
@@ -356,7 +356,7 @@ fn groups_of_k_have_the_scales_that_their_kernels_read() {
         for change in others {
             let mut call = outer();
             change(&mut call);
-            refused(call, "store f32 or add to it");
+            refused(call, "an alpha and a beta of 1 alone");
         }
         let mut own = outer();
         own.groups.as_mut().unwrap().scales = [true, false];
