@@ -314,7 +314,7 @@ fn leave(tensors: &mut [Plan], members: &[usize], reason: &'static str) {
     }
 }
 
-fn source(dtype: Dtype) -> Option<DType> {
+pub fn source(dtype: Dtype) -> Option<DType> {
     match dtype {
         Dtype::BF16 => Some(DType::Bf16),
         Dtype::F16 => Some(DType::F16),
