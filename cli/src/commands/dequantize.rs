@@ -31,6 +31,7 @@ use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, tab
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 use crate::remains::{self, Remains};
 use crate::sources;
+use crate::threads;
 use crate::unread::{self, Beside};
 use experts::Experts;
 
@@ -81,6 +82,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let plans = plan(args, &input, config.as_ref(), &remains)?;
     refuse_unread(&input, config.as_ref(), &remains)?;
     refuse_beside(&input)?;
+    threads::make(None)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
     let device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
