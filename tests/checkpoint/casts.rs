@@ -245,3 +245,38 @@ fn casts_without_their_metadata_are_known_by_their_tensors() {
         assert_eq!(Checkpoint::open(&bare).unwrap().lost_casts(), lost, "{shape:?}");
     }
 }
+
+/// (The file was blamed, as if its rows were to be padded.)
+#[test]
+fn rows_of_transposed_codes_are_read_by_sixteens() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Group32x1).unwrap().transposed().unwrap();
+    write(&path, &matrix(scheme, 64, 32, 1));
+    let file = Checkpoint::open(&path).unwrap();
+    for rows in [0..17, 0..1, 32..63] {
+        let words = format!(
+            "tensor w: has transposed codes, of which rows {} to {} were asked for; read a multiple of 16 rows, as its 64 are",
+            rows.start, rows.end
+        );
+        let error = file.cast_rows("w", rows).unwrap_err().to_string();
+        assert!(error.contains(&words), "{error}");
+    }
+    assert_eq!(file.cast_rows("w", 32..48).unwrap().rows(), 16);
+}
+
+/// (It was written, and its reader refused it.)
+#[test]
+fn casts_without_an_element_are_refused_before_they_are_written() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap();
+    for [rows, cols] in [[0, 32], [32, 0], [0, 0]] {
+        let mut layout = CheckpointLayout::new();
+        layout.cast("w", rows, cols, written(scheme));
+        let error = layout.create(&path, &[]).unwrap_err().to_string();
+        let words = format!("tensor w: would be a cast of {rows} x {cols}, which holds nothing");
+        assert!(error.contains(&words) && error.contains("; leave it out"), "{error}");
+        assert!(!path.exists());
+    }
+}
