@@ -182,3 +182,17 @@ fn long_numbers_are_told_by_their_power_of_ten() {
         );
     }
 }
+
+#[test]
+fn names_of_groups_and_recipes_in_the_place_of_each_other_are_told() {
+    let refused = |options: &[&str], words: &[&str]| {
+        let error = bad(2, &[&["quantize", "in.safetensors", "--dry-run"][..], options].concat());
+        assert_words(&error, words);
+    };
+    refused(&["--recipe", "1x128"], &["unknown recipe; known are fp8-tensor, ", "; casts have it: --group 1x128"]);
+    refused(&["--group", "fp8-row"], &["unknown group; known are 1x16, ", "; it is a recipe: --recipe fp8-row"]);
+    let words = ["unknown order of scales; known are row-major, ", "; such bytes are written in the order ue8m0"];
+    refused(&["--group", "1x128", "--scales", "e8m0"], &words);
+    let error = bad(2, &["quantize", "in.safetensors", "--dry-run", "--recipe", "cube"]);
+    assert!(error.contains("unknown recipe") && !error.contains("--group"), "{error}");
+}
