@@ -48,20 +48,32 @@ fn codes_of_another_type_than_the_metadata_say_are_refused() {
     let [input, q, bad_one, back] = ["in", "q", "bad", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
     write(&input, &[f32_tensor("l.weight", [160, 256], 1), f32_tensor("v.weight", [160, 256], 2)]);
     let ways: [(&[&str], &str, &str, [usize; 2], &str); 8] = [
-        (&["--group", "32x32"], "l.weight", "F8_E4M3", [160, 256], "160 x 256 cast to e4m3 32x32"),
-        (&["--group", "32x1", "--transposed"], "l.weight", "F8_E4M3", [256, 160], "160 x 256 cast to e4m3 32x1"),
-        (&["--group", "1x32", "--format", "e2m1"], "l.weight", "U8", [160, 128], "160 x 256 cast to e2m1 1x32"),
-        (&["--recipe", "fp8-128x128"], "l.weight", "F8_E4M3", [160, 256], "fp8-128x128"),
-        (&["--recipe", "fp8-row", "--format", "e5m2"], "l.weight", "F8_E5M2", [160, 256], "fp8-row"),
-        (&["--recipe", "nvfp4"], "l.weight", "U8", [160, 128], "nvfp4"),
-        (&["--recipe", "mxfp4"], "l.weight", "U8", [160, 128], "mxfp4"),
-        (&["--recipe", "nvfp4", "--dialect", "compressed-tensors"], "l.weight_packed", "U8", [160, 128], "nvfp4"),
+        (&["--group", "32x32"], "l.weight", "F8_E4M3", [160, 256], " for 160 x 256 cast to e4m3 32x32"),
+        (&["--group", "32x1", "--transposed"], "l.weight", "F8_E4M3", [256, 160], " for 160 x 256 cast to e4m3 32x1"),
+        (&["--group", "1x32", "--format", "e2m1"], "l.weight", "U8", [160, 128], " for 160 x 256 cast to e2m1 1x32"),
+        (&["--recipe", "fp8-128x128"], "l.weight", "F8_E4M3", [160, 256], ", as the metadata says fp8-128x128"),
+        (
+            &["--recipe", "fp8-row", "--format", "e5m2"],
+            "l.weight",
+            "F8_E5M2",
+            [160, 256],
+            ", as the metadata says fp8-row",
+        ),
+        (&["--recipe", "nvfp4"], "l.weight", "U8", [160, 128], ", as the metadata says nvfp4"),
+        (&["--recipe", "mxfp4"], "l.weight", "U8", [160, 128], ", as the metadata says mxfp4"),
+        (
+            &["--recipe", "nvfp4", "--dialect", "compressed-tensors"],
+            "l.weight_packed",
+            "U8",
+            [160, 128],
+            ", as the metadata says nvfp4",
+        ),
     ];
     for (options, name, must, shape, of) in ways {
         good(&[&["quantize", &input, "-o", &q][..], options].concat());
         for (dtype, is, width) in TYPES {
             retyped(&q, &bad_one, name, dtype, width);
-            let found = format!("tensor {name}: is {is} {shape:?}, but must be {must} {shape:?} for {of}");
+            let found = format!("tensor {name}: is {is} {shape:?}, but must be {must} {shape:?}{of}");
             let words = [found.as_str(), "; quantize it again"];
             assert_words(&bad(2, &["dequantize", &bad_one, "-o", &back]), &words);
             assert!(!fs::exists(&back).unwrap());
@@ -75,7 +87,7 @@ fn codes_of_another_type_than_the_metadata_say_are_refused() {
         // FP8 in a byte that is none.
         if must != "U8" {
             retyped(&q, &bad_one, name, Dtype::U8, 1);
-            let found = format!("tensor {name}: is U8 {shape:?}, but must be {must} {shape:?} for {of}");
+            let found = format!("tensor {name}: is U8 {shape:?}, but must be {must} {shape:?}{of}");
             assert_words(&bad(2, &["dequantize", &bad_one, "-o", &back]), &[&found, "; quantize it again"]);
         }
     }

@@ -49,7 +49,7 @@ impl Listing {
             return Ok(());
         }
         let (dtype, shape) = (codes.dtype, &codes.shape);
-        let found = format!("is {dtype} {shape:?}, but must be {must} {shape:?} for {scheme}, as the metadata say");
+        let found = format!("is {dtype} {shape:?}, but must be {must} {shape:?}, as the metadata says {scheme}");
         Err(self.refuse(&codes.name, found, self.again(name, codes)))
     }
 
