@@ -26,6 +26,9 @@ const TYPES: [(Dtype, &str, usize); 13] = [
     (Dtype::F64, "F64", 8),
 ];
 
+/// Options, the tensor of the codes, the type and shape that it must have, and of what.
+type Way = (&'static [&'static str], &'static str, &'static str, [usize; 2], &'static str);
+
 /// The file with a tensor in another type, and all else as it is.
 fn retyped(from: &str, to: &str, name: &str, dtype: Dtype, width: usize) {
     let bytes = fs::read(from).unwrap();
@@ -47,7 +50,7 @@ fn codes_of_another_type_than_the_metadata_say_are_refused() {
     let folder = Folder::new();
     let [input, q, bad_one, back] = ["in", "q", "bad", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
     write(&input, &[f32_tensor("l.weight", [160, 256], 1), f32_tensor("v.weight", [160, 256], 2)]);
-    let ways: [(&[&str], &str, &str, [usize; 2], &str); 8] = [
+    let ways: [Way; 8] = [
         (&["--group", "32x32"], "l.weight", "F8_E4M3", [160, 256], " for 160 x 256 cast to e4m3 32x32"),
         (&["--group", "32x1", "--transposed"], "l.weight", "F8_E4M3", [256, 160], " for 160 x 256 cast to e4m3 32x1"),
         (&["--group", "1x32", "--format", "e2m1"], "l.weight", "U8", [160, 128], " for 160 x 256 cast to e2m1 1x32"),
