@@ -369,9 +369,20 @@ fn refusals_name_place_number_rule_and_remedy() {
         says(error, &["given scale (0, 1)", &format!("{scale:e}"), "finite numbers above 0"]);
     }
     let bytes = tile.with_scales(CastScales::Ue8m0);
-    for scale in [0.75, 0.0, f32::NAN, 1e-45, -2.0] {
+    // (To round up was the remedy of all.)
+    let (round, factor) = ("; round it up to a power of two", "; pass the factor that codes are multiplied by");
+    for (scale, remedy) in [
+        (0.75, round),
+        (3.0, round),
+        (1e-45, round),
+        (f32::MAX, "; pass 2^127, or a smaller one"),
+        (0.0, factor),
+        (f32::NAN, factor),
+        (f32::INFINITY, factor),
+        (-2.0, factor),
+    ] {
         let error = cast_with_scales(&input, bytes, &[1.0, scale]).unwrap_err();
-        says(error, &["given scale (0, 1)", "powers of two"]);
+        says(error, &["given scale (0, 1)", "powers of two", remedy]);
     }
     for scale in [f32::NAN, -1.0] {
         let scales = vec![1.0, 1.0, 1.0, 1.0, scale, 1.0];

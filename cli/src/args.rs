@@ -181,11 +181,11 @@ pub struct QuantizeArgs {
     pub recipe: Option<&'static str>,
     /// Instead of a recipe: a cast to a grouping that no product and no engine reads, rows x columns that share a scale: 1x16, 1x32,
     /// 1x64, 1x128, row, 32x32, 32x128, 128x32, 128x128, 32x1 or 128x1. Columns must be a multiple of 16, and with --transposed rows, too. Written so that dequantize and info read it.
-    #[arg(long, value_name = "GROUP")]
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     pub group: Option<CastGroup>,
     /// With --group, order of the scales: row-major (FP32, default), column-major (FP32, as TMA reads it) or ue8m0 (powers of two, a
     /// byte each, packed by four).
-    #[arg(long, value_name = "ORDER")]
+    #[arg(long, value_name = "ORDER", value_parser = parse_scales)]
     pub scales: Option<CastScales>,
     /// With --group 32x1 or 128x1: codes stored transposed. Their scales stay where they are.
     #[arg(long)]
@@ -555,7 +555,22 @@ fn parse_scheme(text: &str) -> Result<&'static str, String> {
 }
 
 fn parse_recipe(text: &str) -> Result<&'static str, String> {
-    known("recipe", text, scheme_names(), |name| name)
+    let is_group = CastGroup::ALL.into_iter().any(|group| group.name() == text);
+    let hint = if is_group { format!("; casts have it: --group {text}") } else { String::new() };
+    known("recipe", text, scheme_names(), |name| name).map_err(|e| e + &hint)
+}
+
+/// A name of a group. Recipes have some of them, too.
+fn parse_group(text: &str) -> Result<CastGroup, String> {
+    let hint =
+        if scheme_names().contains(&text) { format!("; it is a recipe: --recipe {text}") } else { String::new() };
+    known("group", text, CastGroup::ALL, CastGroup::name).map_err(|e| e + &hint)
+}
+
+/// A name of an order of scales. E8M0 is what other formats call the bytes.
+fn parse_scales(text: &str) -> Result<CastScales, String> {
+    let hint = if text == "e8m0" { "; such bytes are written in the order ue8m0" } else { "" };
+    known("order of scales", text, CastScales::ALL, CastScales::name).map_err(|e| e + hint)
 }
 
 fn parse_wide(text: &str) -> Result<DType, String> {

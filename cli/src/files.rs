@@ -10,6 +10,8 @@ use scaled_gemm::checkpoint::{CheckpointWriter, FolderRemoval, OutputFile, Outpu
 use scaled_gemm::{Error, Result};
 
 use crate::output::Failure;
+#[cfg(unix)]
+use crate::threads;
 
 /// What a signal removes.
 enum Temporary {
@@ -110,14 +112,15 @@ pub fn require_regular(path: &Path) -> std::result::Result<(), Failure> {
 /// From here on, signals that end the program remove its temporary files first. Those that are ignored, as `nohup` and shells in
 /// the background have it, stay ignored. A file beyond the limit of the shell (`ulimit -f`) is an error of the write and no signal.
 #[cfg(unix)]
-pub fn remove_on_signals() -> std::io::Result<()> {
+pub fn remove_on_signals() -> std::result::Result<(), Failure> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU, SIGXFSZ};
 
     // Nobody asks for the flag: with a handler in place, the system refuses the write instead.
-    signal_hook::flag::register(SIGXFSZ, Arc::default())?;
+    let cannot = |e: std::io::Error| Failure::Check(format!("catching signals: {e}"));
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).map_err(cannot)?;
     let wanted = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU].into_iter().filter(|signal| !is_ignored(*signal));
-    let mut signals = signal_hook::iterator::Signals::new(wanted)?;
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
+    let mut signals = signal_hook::iterator::Signals::new(wanted).map_err(cannot)?;
+    let waiting = move || {
         let Some(signal) = signals.forever().next() else { return };
         // Not given back until the process has died: no file is made or finished from now on.
         let temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,8 +130,9 @@ pub fn remove_on_signals() -> std::io::Result<()> {
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
         std::process::exit(128 + signal);
-    })?;
-    Ok(())
+    };
+    let made = std::thread::Builder::new().name("signals".into()).spawn(waiting);
+    made.map(drop).map_err(|e| threads::refused("catching signals", &e, threads::REMEDY))
 }
 
 /// Whether the program was started with this signal ignored; `false` where the system does not say.
@@ -141,7 +145,7 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 #[cfg(not(unix))]
-pub fn remove_on_signals() -> std::io::Result<()> {
+pub fn remove_on_signals() -> std::result::Result<(), Failure> {
     Ok(())
 }
 

@@ -30,6 +30,7 @@ mod remains;
 mod shapes;
 mod sources;
 mod target;
+mod threads;
 mod unread;
 
 use std::process::ExitCode;
@@ -90,7 +91,12 @@ fn show(outcome: &Outcome, writes: bool) -> Result<(), Failure> {
 }
 
 fn run(cli: Cli) -> Result<Outcome, Failure> {
-    files::remove_on_signals().map_err(|e| Failure::Check(format!("catching signals: {e}")))?;
+    files::remove_on_signals()?;
+    match cli.command {
+        // They say when: what they refuse is refused without threads.
+        Some(Command::Info(_) | Command::Quantize(_) | Command::Dequantize(_)) => {}
+        _ => threads::make(None)?,
+    }
     match cli.command {
         None => commands::bench::quick(cli.device),
         Some(Command::Info(args)) => match &args.path {

@@ -215,6 +215,16 @@ pub fn shown(path: &Path) -> String {
     printable(&path.display().to_string())
 }
 
+/// A number as it is, and a long one by its power of ten: `65504`, `1e30`.
+pub fn float(value: f32) -> String {
+    let size = value.abs();
+    if size.is_finite() && size != 0.0 && !(1e-4..1e7).contains(&size) {
+        format!("{value:e}")
+    } else {
+        value.to_string()
+    }
+}
+
 /// `1 matrix`, `2 matrices`.
 pub fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })

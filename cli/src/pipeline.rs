@@ -11,6 +11,7 @@ use scaled_gemm::checkpoint::{CastWriter, Checkpoint, CheckpointWriter, MatrixWr
 
 use crate::coded::Coded;
 use crate::output::Failure;
+use crate::threads;
 
 /// Bytes of a part that is copied.
 const PART: usize = 2 << 20;
@@ -134,7 +135,8 @@ impl<T> Turns<T> {
 
 /// Runs the work. One thread says what is to be done, `tasks`; each of `lanes` does a task at a time on a thread of its own; this
 /// one, `collect`, hears of what they did in the order of the tasks and gives what is to be written, if anything, to one that
-/// writes. Bytes that were written go to `buffers`. The first failure ends all.
+/// writes. Bytes that were written go to `buffers`. The first failure ends all, also that of a thread that cannot be made: those that were
+/// made find the ends of their channels gone.
 pub fn run<'a, T: Send, D: Send>(
     tasks: impl FnOnce(&Turns<T>) -> Result<Sent, Failure> + Send,
     lanes: Vec<impl FnMut(T) -> Result<D, Failure> + Send>,
@@ -159,12 +161,12 @@ pub fn run<'a, T: Send, D: Send>(
                 }
                 Ok(())
             };
-            working.push(scope.spawn(work));
+            working.push(threads::spawn(scope, work)?);
         }
         let turns = Turns { lanes: turns, next: Cell::new(0) };
         let (to_write, parts) = sync_channel(DEPTH);
-        let planning = scope.spawn(move || tasks(&turns));
-        let writing = scope.spawn(move || write(writer, parts, buffers));
+        let planning = threads::spawn(scope, move || tasks(&turns))?;
+        let writing = threads::spawn(scope, move || write(writer, parts, buffers))?;
         let collected = collect_in_turn(&done, &mut collect, &to_write);
         // The ends of all channels go: who waits for them stops.
         drop((done, to_write));

@@ -381,3 +381,30 @@ fn a_matrix_with_a_broken_entry_is_no_plain_tensor() {
         assert_words(&bad(2, &["dequantize", &output, "-o", &input]), &["its recipe in the metadata is no JSON"]);
     }
 }
+
+/// (Tensors with the name of a scale that their matrix has not were neither listed nor counted.)
+#[test]
+fn every_tensor_is_listed_or_a_part_of_a_matrix() {
+    let folder = Folder::new();
+    let [input, q, back] = ["in", "q", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    let names = ["w_scale_2", "w_scale_inv"];
+    let scales: [Tensor; 2] = [
+        ("w_scale_inv", Dtype::F32, vec![2, 2], f32_bytes(&[1.0; 4])),
+        ("w_scale_2", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+    ];
+    write(&input, &[vec![f32_tensor("w", [64, 64], 1)], scales.to_vec()].concat());
+    good(&["quantize", &input, "-o", &q, "--group", "32x32"]);
+    good(&["dequantize", &q, "-o", &back]);
+    let listed = |path: &str| {
+        let tensors = json(&["info", path, "--json"])["tensors"].clone();
+        let mut names: Vec<_> =
+            tensors.as_array().unwrap().iter().map(|t| t["tensor"].as_str().unwrap().to_string()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(listed(&q), names);
+    assert_words(&good(&["info", &q]), &["cast to e4m3 32x32", "w_scale_inv", "w_scale_2"]);
+    for path in [input, back] {
+        assert_eq!(listed(&path), ["w", names[0], names[1]], "{path}");
+    }
+}

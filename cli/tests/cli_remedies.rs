@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 
 use common::*;
+use safetensors::tensor::Dtype;
 use serde_json::json;
 
 /// (It made every row of the table as wide.)
@@ -130,4 +131,68 @@ fn matrices_are_named_where_a_tensor_is_not_there() {
         &error,
         &["tensor nowhere: is not in the file; its 12 tensors are a, b, c, d, ", ", ...: give one that is there"],
     );
+}
+
+/// (All of FP8 and of two codes a byte had one name, and the remedy lost bits without a word.)
+#[test]
+fn quantize_says_what_codes_are_and_how_to_keep_their_values() {
+    let folder = Folder::new();
+    let [input, q, again] = ["in", "q", "again"].map(|name| folder.file(&format!("{name}.safetensors")));
+    write(&input, &[f32_tensor("l.weight", [64, 64], 1)]);
+    for (options, is) in [
+        (&["--recipe", "mxfp4"][..], "MXFP4 already"),
+        (&["--recipe", "mxfp4", "--dialect", "compressed-tensors"], "MXFP4 already"),
+        (&["--recipe", "nvfp4"], "NVFP4 already"),
+        (&["--recipe", "nvfp4", "--dialect", "compressed-tensors"], "NVFP4 already"),
+        (&["--recipe", "fp8-row"], "FP8 already"),
+        (&["--group", "32x32"], "a cast already"),
+        (&["--group", "32x32", "--format", "e2m1"], "a cast already"),
+    ] {
+        good(&[&["quantize", &input, "-o", &q][..], options].concat());
+        let error = bad(2, &["quantize", &q, "-o", &again, "--recipe", "fp8-row"]);
+        let remedy = "; dequantize first what is in codes already (dequantize --dtype f32 keeps every value)";
+        assert_words(&error, &[&format!("; {is}: 1"), remedy]);
+    }
+}
+
+/// (It ended with "nothing to do".)
+#[test]
+fn dequantize_of_what_is_plain_says_what_to_give() {
+    let folder = Folder::new();
+    let [plain, empty, back] = ["plain", "empty", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    write(&plain, &[f32_tensor("l.weight", [64, 64], 1)]);
+    write(&empty, &[]);
+    let remedy = ": give a file or a folder that quantize wrote, or a quantized model";
+    assert_words(&bad(2, &["dequantize", &plain, "-o", &back]), &["; what is plain needs no dequantize", remedy]);
+    assert_words(&bad(2, &["dequantize", &empty, "-o", &back]), &["; it holds no tensor at all", remedy]);
+}
+
+/// (With thirty zeros.)
+#[test]
+fn long_numbers_are_told_by_their_power_of_ten() {
+    let folder = Folder::new();
+    let [input, q, back] = ["in", "q", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    let huge = |value: f32| write(&input, &[("l.weight", Dtype::F32, vec![16, 16], f32_bytes(&[value; 256]))]);
+    for (value, words) in [(2f32.powi(100), "the first 1.2676506e30 at row 0"), (65536.0, "the first 65536 at row 0")] {
+        huge(value);
+        good(&["quantize", &input, "-o", &q, "--recipe", "mxfp8"]);
+        assert_words(
+            &bad(2, &["dequantize", &q, "-o", &back, "--dtype", "f16"]),
+            &[words, "choose --dtype bf16 or f32"],
+        );
+    }
+}
+
+#[test]
+fn names_of_groups_and_recipes_in_the_place_of_each_other_are_told() {
+    let refused = |options: &[&str], words: &[&str]| {
+        let error = bad(2, &[&["quantize", "in.safetensors", "--dry-run"][..], options].concat());
+        assert_words(&error, words);
+    };
+    refused(&["--recipe", "1x128"], &["unknown recipe; known are fp8-tensor, ", "; casts have it: --group 1x128"]);
+    refused(&["--group", "fp8-row"], &["unknown group; known are 1x16, ", "; it is a recipe: --recipe fp8-row"]);
+    let words = ["unknown order of scales; known are row-major, ", "; such bytes are written in the order ue8m0"];
+    refused(&["--group", "1x128", "--scales", "e8m0"], &words);
+    let error = bad(2, &["quantize", "in.safetensors", "--dry-run", "--recipe", "cube"]);
+    assert!(error.contains("unknown recipe") && !error.contains("--group"), "{error}");
 }

@@ -250,3 +250,47 @@ fn quantized_experts_in_one_tensor_are_said_once() {
         );
     }
 }
+
+/// (Neither said a word.)
+#[test]
+fn casts_of_which_no_scale_is_left_are_told() {
+    let folder = Folder::new();
+    let [input, q, back] = ["in", "q", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    write(&input, &[f32_tensor("l.weight", [160, 64], 1)]);
+    let info =
+        "tensor l.weight_scale: holds 0 as each of its scales, beside codes that are not 0; quantize the matrix again";
+    for options in [
+        &["--group", "row"][..],
+        &["--group", "32x32", "--scales", "column-major"],
+        &["--group", "128x128", "--format", "e2m1"],
+        &["--group", "32x1", "--transposed"],
+    ] {
+        good(&[&["quantize", &input, "-o", &q][..], options].concat());
+        let mut file = fs::read(&q).unwrap();
+        let place = |file: &[u8], name: &str| {
+            let data = SafeTensors::deserialize(file).unwrap().tensor(name).unwrap().data().to_vec();
+            (file.windows(data.len()).position(|bytes| bytes == data).unwrap(), data.len())
+        };
+        let (at, bytes) = place(&file, "l.weight_scale");
+        let first = file[at..at + 4].to_vec();
+        file[at..at + bytes].fill(0);
+        fs::write(&q, &file).unwrap();
+        assert_words(&wrong(&["info", &q]).0, &[info]);
+        let words = "the scales of 1 matrix (l.weight) are 0 and their codes are not: all their values are 0";
+        assert_words(&said(&["dequantize", &q, "-o", &back]), &[words]);
+        // One of several may be left of groups of zeros.
+        if bytes > 16 {
+            let mut other = file.clone();
+            other[at..at + 4].copy_from_slice(&first);
+            fs::write(&q, other).unwrap();
+            good(&["info", &q]);
+            assert!(!said(&["dequantize", &q, "-o", &back]).contains("scales of"));
+        }
+        // And all are of a matrix of zeros.
+        let (at, bytes) = place(&file, "l.weight");
+        file[at..at + bytes].fill(0);
+        fs::write(&q, file).unwrap();
+        good(&["info", &q]);
+        assert!(!said(&["dequantize", &q, "-o", &back]).contains("scales of"));
+    }
+}

@@ -15,6 +15,9 @@ use super::reader::Checkpoint;
 use crate::error::Result;
 use crate::format::{CastScales, CastScheme, CodeFormat, HostCastMatrix, codec};
 
+/// Rows of transposed codes, of which a matrix has so many or a multiple of them.
+const ROWS: usize = 16;
+
 impl Checkpoint {
     /// How a quantized matrix is read: by the rules of this module as what products take, or as its metadata say as a cast.
     ///
@@ -65,6 +68,11 @@ impl Checkpoint {
             let found =
                 format!("has {all} rows in groups of {height}, and {} to {} were to be read", rows.start, rows.end);
             return Err(self.listing.refuse(name, found, "read whole groups that are there"));
+        }
+        if scheme.is_transposed() && !rows.len().is_multiple_of(ROWS) {
+            let found = format!("has transposed codes, of which rows {} to {} were asked for", rows.start, rows.end);
+            let remedy = format!("read a multiple of {ROWS} rows, as its {all} are");
+            return Err(self.listing.refuse(name, found, remedy));
         }
         let cannot = |e| self.listing.refuse(name, format!("cannot be used: {e}"), "quantize it again");
         scheme.check_shape(rows.len(), cols).map_err(cannot)?;
@@ -205,7 +213,8 @@ impl Listing {
                     "is {} {:?}, but must be {} {:?} for {rows} x {cols} cast to {scheme}",
                     found.dtype, found.shape, want.dtype, want.shape
                 );
-                return Err(self.refuse(&found.name, found_as, again));
+                let remedy = if found.name == codes.name { self.again(name, codes) } else { again.into() };
+                return Err(self.refuse(&found.name, found_as, remedy));
             }
         }
         Ok((rows, cols))

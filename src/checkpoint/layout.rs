@@ -243,9 +243,14 @@ impl CheckpointLayout {
             reason,
             remedy: remedy.into(),
         };
-        // Whatever is beside it. (What has no element has no scheme.)
-        let casts = self.planned.casts.iter().filter(|(_, cast)| cast.rows > 0 && cast.cols > 0);
-        let casts = casts.map(|(name, cast)| (name, cast.scheme.check_shape(cast.rows, cast.cols)));
+        // Of a cast without an element, the file would be refused by its reader.
+        let empty = self.planned.casts.iter().find(|(_, cast)| cast.rows == 0 || cast.cols == 0);
+        if let Some((name, PlannedCast { rows, cols, .. })) = empty {
+            let reason = format!("would be a cast of {rows} x {cols}, which holds nothing, and which no reader takes");
+            return Err(refuse(name, reason, "leave it out, or write it as a plain tensor"));
+        }
+        // Whatever is beside it. (A matrix without an element has no scheme.)
+        let casts = self.planned.casts.iter().map(|(name, cast)| (name, cast.scheme.check_shape(cast.rows, cast.cols)));
         // A byte a code takes any number of columns; two codes a byte, whole blocks.
         let halves = |matrix: &Planned| matrix.scheme.spec().format == CodeFormat::E2M1;
         let matrices = self.planned.matrices.iter().filter(|(_, m)| m.rows > 0 && m.cols > 0 && halves(m));

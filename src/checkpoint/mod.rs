@@ -65,6 +65,7 @@ mod quantized;
 mod reader;
 mod reading;
 mod recipe;
+mod said_codes;
 mod source;
 mod unfinished;
 mod writeback;

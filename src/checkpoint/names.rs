@@ -89,6 +89,11 @@ pub(super) fn wide_dtype(dtype: Dtype) -> Option<DType> {
     }
 }
 
+/// True for the types that values of a matrix that is not quantized are stored in.
+pub(super) fn is_wide(dtype: Dtype) -> bool {
+    wide_dtype(dtype).is_some() || dtype == Dtype::F64
+}
+
 /// True for the dtypes that MX scale bytes are found as.
 pub(super) fn is_e8m0(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::U8 | Dtype::F8_E8M0)

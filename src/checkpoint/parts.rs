@@ -73,7 +73,8 @@ impl Listing {
                 (Some(name), _) if self.is_compressed(name) => Some(name),
                 (_, Some(name)) if self.is_of_blocks(name) => Some(name),
                 _ if code_format(t.dtype).is_some() || self.is_modelopt(t) => Some(t.name.as_str()),
-                _ => None,
+                // Of a type that is not read as codes: reading them is refused.
+                _ => self.said_matrix(&t.name),
             })
             .collect()
     }
@@ -232,6 +233,7 @@ impl Listing {
             self.check_blocks(codes, scale)?;
             return Ok(Parts::Mxfp4 { codes, scale });
         }
+        self.check_said_type(name)?;
         let codes = self.info(name)?;
         if let Some(format) = code_format(codes.dtype) {
             if codes.shape.len() > 2 {

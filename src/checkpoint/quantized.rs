@@ -18,7 +18,8 @@ impl Checkpoint {
     /// Names of what is quantized: FP8, packed NVFP4 or casts, and not the scale of another tensor. That of a matrix of
     /// compressed-tensors is without `_packed`.
     ///
-    /// Tensors with a missing scale are among them, and those that are not 2-D; reading one is then refused.
+    /// Tensors with a missing scale are among them, those that are not 2-D, and those that the metadata have a recipe of and that are of a type
+    /// which no codes have; reading one is then refused.
     pub fn quantized(&self) -> Vec<&str> {
         self.listing.quantized()
     }

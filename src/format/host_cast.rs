@@ -163,6 +163,11 @@ pub(crate) fn check_scales(scheme: CastScheme, rows: usize, cols: usize, scales:
     ))
 }
 
+/// What a given scale is, in words.
+const FACTOR: &str = "pass the factor that codes are multiplied by";
+/// The largest scale that a byte holds, 2^127.
+const LARGEST: f32 = f32::from_bits(0x7F00_0000);
+
 /// That codes can be cast by scales in logical order: by their inverses.
 pub(crate) fn check_given_scales(scheme: CastScheme, rows: usize, cols: usize, scales: &[f32]) -> Result<()> {
     let [_, groups] = scheme.group().grid(rows, cols);
@@ -171,9 +176,15 @@ pub(crate) fn check_given_scales(scheme: CastScheme, rows: usize, cols: usize, s
     let Some(at) = scales.iter().position(|scale| !fits(*scale)) else { return Ok(()) };
     let (rule, remedy) = match scheme.scales() {
         CastScales::Ue8m0 => {
-            ("scales of ue8m0 are powers of two from 2^-127 to 2^127", "round it up to a power of two")
+            let remedy = match scales[at] {
+                // What is rounded up beyond the largest is none.
+                scale if scale > LARGEST && scale.is_finite() => "pass 2^127, or a smaller one",
+                scale if scale > 0.0 && scale.is_finite() => "round it up to a power of two",
+                _ => FACTOR,
+            };
+            ("scales of ue8m0 are powers of two from 2^-127 to 2^127", remedy)
         }
-        _ => ("scales are finite numbers above 0", "pass the factor that codes are multiplied by"),
+        _ => ("scales are finite numbers above 0", FACTOR),
     };
     let what = format!("given scale ({}, {}), {:e}", at / groups, at % groups, scales[at]);
     Err(Error::unsupported(what, rule, remedy))

@@ -126,14 +126,19 @@ fn spawn(handle: &Handle, readings: &Arc<Mutex<Readings>>) -> Result<Child, Stri
     let lines = program.stdout.take().ok_or("nvidia-smi has no output")?;
     let readings = Arc::clone(readings);
     // Ends with the program, whose output it reads.
-    thread::spawn(move || {
+    let read = move || {
         for line in BufReader::new(lines).lines().map_while(Result::ok) {
             match parse(&line) {
                 Some(reading) => lock(&readings).taken.push((Instant::now(), reading)),
                 None => lock(&readings).failure = Some(format!("nvidia-smi says {line:?}")),
             }
         }
-    });
+    };
+    if let Err(e) = thread::Builder::new().spawn(read) {
+        // Nobody would read what it says.
+        let _ = program.kill().and_then(|()| program.wait());
+        return Err(format!("no thread can be made that reads nvidia-smi: {e}"));
+    }
     Ok(program)
 }
 

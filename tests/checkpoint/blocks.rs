@@ -260,7 +260,12 @@ fn broken_matrices_are_refused_with_the_name() {
     refused("w", &all(), Some(&good.replace("low-first", "middle-first")), &["unknown nibble_order"]);
     refused("w", &all(), Some(r#"{"scheme":"nvfp4","format":"e2m1"}"#), &["tensor w:", "has no basis"]);
     refused("w", &all(), Some(&good.replace("\"nvfp4\"", "\"nvfp4-row\"")), &["says nvfp4-row", "[3]", "[1]"]);
-    refused("w", &all(), Some(r#"{"scheme":"fp8-row","format":"e4m3"}"#), &["says fp8-row:e4m3", "codes are e2m1"]);
+    refused(
+        "w",
+        &all(),
+        Some(r#"{"scheme":"fp8-row","format":"e4m3"}"#),
+        &["says fp8-row:e4m3", "is U8 [3, 16], but must be F8_E4M3"],
+    );
 
     let packed = || bytes("w_packed", Dtype::U8, &[3, 16], 0x21);
     let divisor = |value| float("w_global_scale", &[1], value);

@@ -199,13 +199,13 @@ fn hostile_casts_are_refused() {
             refused(&codes, Some(&(dtype, shape.clone(), data)), &entry, "as scale (0, 0)");
         }
     }
-    // An entry of bytes that are no cast: nothing is assumed.
+    // An entry of bytes that are no cast: nothing is assumed, and whoever asks for values has them. (What is quantized was passed over.)
     let plain = [("w", Dtype::F32, vec![16, 16], vec![0; 1024]), ("w_scale", Dtype::F32, vec![16, 1], vec![0; 64])];
     let entry =
         json!({"scheme": "cast", "format": "e4m3", "group": "1x16", "scales": "row-major", "transposed": false});
     foreign(&path, &plain, Some(HashMap::from([("scaled_gemm.w".to_string(), entry.to_string())])));
     let file = Checkpoint::open(&path).unwrap();
-    assert!(file.quantized().is_empty() && file.matrix("w").is_ok());
+    assert!(file.quantized() == ["w"] && file.matrix("w").is_ok());
     assert!(file.cast_matrix("w").unwrap_err().to_string().contains("is F32 [16, 16], but must be F8_E4M3"));
 }
 
@@ -243,5 +243,40 @@ fn casts_without_their_metadata_are_known_by_their_tensors() {
         foreign(&bare, &[codes, ("w_scale", Dtype::F32, vec![1, 1], vec![0; 4])], None);
         let lost = if shape == [1, 8] { vec!["w"] } else { vec![] };
         assert_eq!(Checkpoint::open(&bare).unwrap().lost_casts(), lost, "{shape:?}");
+    }
+}
+
+/// (The file was blamed, as if its rows were to be padded.)
+#[test]
+fn rows_of_transposed_codes_are_read_by_sixteens() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Group32x1).unwrap().transposed().unwrap();
+    write(&path, &matrix(scheme, 64, 32, 1));
+    let file = Checkpoint::open(&path).unwrap();
+    for rows in [0..17, 0..1, 32..63] {
+        let words = format!(
+            "tensor w: has transposed codes, of which rows {} to {} were asked for; read a multiple of 16 rows, as its 64 are",
+            rows.start, rows.end
+        );
+        let error = file.cast_rows("w", rows).unwrap_err().to_string();
+        assert!(error.contains(&words), "{error}");
+    }
+    assert_eq!(file.cast_rows("w", 32..48).unwrap().rows(), 16);
+}
+
+/// (It was written, and its reader refused it.)
+#[test]
+fn casts_without_an_element_are_refused_before_they_are_written() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap();
+    for [rows, cols] in [[0, 32], [32, 0], [0, 0]] {
+        let mut layout = CheckpointLayout::new();
+        layout.cast("w", rows, cols, written(scheme));
+        let error = layout.create(&path, &[]).unwrap_err().to_string();
+        let words = format!("tensor w: would be a cast of {rows} x {cols}, which holds nothing");
+        assert!(error.contains(&words) && error.contains("; leave it out"), "{error}");
+        assert!(!path.exists());
     }
 }

@@ -27,10 +27,11 @@ use crate::folder;
 use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::odd_scales::{self, OddScales};
-use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
+use crate::output::{Failure, Form, Outcome, byte_bar, count, float, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 use crate::remains::{self, Remains};
 use crate::sources;
+use crate::threads;
 use crate::unread::{self, Beside};
 use experts::Experts;
 
@@ -81,6 +82,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let plans = plan(args, &input, config.as_ref(), &remains)?;
     refuse_unread(&input, config.as_ref(), &remains)?;
     refuse_beside(&input)?;
+    threads::make(None)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
     let device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
@@ -203,7 +205,14 @@ fn plan(
     if names.is_empty() {
         refuse_unread(input, config, remains)?;
         foreign::refuse_codes(input)?;
-        let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| "nothing to do".into());
+        let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| {
+            let what = if input.tensors().is_empty() {
+                "it holds no tensor at all"
+            } else {
+                "what is plain needs no dequantize"
+            };
+            format!("{what}: give a file or a folder that quantize wrote, or a quantized model")
+        });
         return Err(Failure::Use(format!(
             "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, U8 with scales of NVFP4 or MXFP4, or a cast); {rest}",
             args.input.display()
@@ -442,10 +451,10 @@ fn plain(
     buffer: Vec<u8>,
 ) -> Result<PlainRows, Failure> {
     found.transformed = part.basis() != Basis::Plain;
-    // Casts have no such scales: they are refused.
-    if let Coded::Quantized(codes) = part {
-        found.scales = found.scales.with(OddScales::of(codes));
-    }
+    found.scales = found.scales.with(match part {
+        Coded::Quantized(codes) => OddScales::of(codes),
+        Coded::Cast(codes) => OddScales::of_cast(codes),
+    });
     // The inverse transform is of FP32 values: nothing is rounded twice.
     let values = match found.transformed {
         false => part.dequantize(caster, dtype, buffer)?,
@@ -530,9 +539,10 @@ impl Found {
         let place = format!("{}: tensor {}", args.input.display(), printable(name));
         if let Some((row, column, value)) = self.lost.first {
             return Err(Failure::Use(format!(
-                "{place}: {} beyond the range of {}, the first {value} at row {row}, column {column}; choose --dtype {}",
+                "{place}: {} beyond the range of {}, the first {} at row {row}, column {column}; choose --dtype {}",
                 count(self.lost.count, "value is", "values are"),
                 args.dtype,
+                float(value),
                 if args.dtype == DType::F16 { "bf16 or f32" } else { "f32" }
             )));
         }

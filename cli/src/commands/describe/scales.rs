@@ -105,7 +105,7 @@ fn no_scale(value: f32, [row, col]: [usize; 2]) -> String {
 }
 
 /// What is wrong with the FP32 scales of a matrix: the first that is no finite number above 0. Zero is right for codes of zero, but
-/// for a divisor. Of a cast any may be zero.
+/// for a divisor. Of a cast some may be zero, and all where its codes are.
 fn problem(input: &Checkpoint, matrix: &Matrix<'_>) -> Option<String> {
     let scheme = matrix.found.as_ref().ok()?.0;
     let [codes, .., scale] = matrix.parts.as_slice() else { return None };
@@ -124,7 +124,10 @@ fn problem(input: &Checkpoint, matrix: &Matrix<'_>) -> Option<String> {
             Place::Scale(place) => Some(said(input, scale, &no_scale(*value, place))),
             Place::Element | Place::Padding => None,
         };
-        return bad.find_map(of);
+        let is_none = |(at, value): (usize, &f32)| *value == 0.0 || matches!(of_cast(matrix, at), Place::Padding);
+        let are_zero = || values.iter().enumerate().all(is_none) && holds_values(input, codes, scheme);
+        let zero = || are_zero().then(|| said(input, scale, "0 as each of its scales, beside codes that are not 0"));
+        return bad.find_map(of).or_else(zero);
     }
     let divides = scale.name.ends_with("_global_scale");
     let number = |(at, value): (usize, &f32)| {

@@ -10,7 +10,7 @@ use scaled_gemm::{Basis, CodeFormat, Fp8Format, Recipe};
 use serde_json::Value;
 
 use super::super::describe;
-use super::plan::Plans;
+use super::plan::{Plans, source};
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
@@ -98,7 +98,9 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
 /// True if matrices are quantized already, in formats that are read here or of which the config speaks.
 pub fn is_quantized(input: &Checkpoint, config: Option<&ModelConfig>) -> bool {
     let says = || input.folder().is_some_and(|folder| says_quantized(folder, config));
-    !input.quantized().is_empty() || (says() && !unread_codes(input).is_empty())
+    // An entry of the metadata that was left makes no codes of a plain matrix.
+    let is_plain = |name: &str| input.get(name).is_some_and(|tensor| source(tensor.dtype).is_some());
+    input.quantized().into_iter().any(|name| !is_plain(name)) || (says() && !unread_codes(input).is_empty())
 }
 
 /// What there is to say of options and input that are seldom meant so.

@@ -28,6 +28,7 @@ use crate::folder::{self, module};
 use crate::output::{Failure, Form, Outcome, byte_bar, shown};
 use crate::sources;
 use crate::target::Target;
+use crate::threads;
 use plan::{Given, Plan, Plans, Weight};
 use report::Report;
 use stream::Work;
@@ -87,10 +88,6 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(entering)
             .chain(beside::notes(&input, config.as_ref(), &said))
     };
-    if let Some(threads) = args.jobs {
-        // Asked for once, before any work.
-        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
-    }
     let report = Report { args, first, dialect, input: &input, config: config.as_ref(), plans: &plans };
     let form = Form::from_flag(args.json);
     let device = device::open(choice);
@@ -102,6 +99,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         let outcome = Outcome::new(device.as_ref(), form, report.text(None), value);
         return Ok(notes().chain(output.flatten()).fold(outcome, Outcome::note));
     }
+    threads::make(args.jobs)?;
     let (writer, begun) = folder::create(layout, &input, args.output()?, args.shard_size)?;
     let device = device?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());

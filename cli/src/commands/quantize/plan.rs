@@ -68,10 +68,11 @@ pub const NOT_ASKED_FOR: &str = "not matched by --only";
 /// Why tensors are copied by default that may be asked for.
 pub const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
 pub const BY_CONFIG: &str = "left alone by config.json";
-/// Why codes are, which `quantize` does not read: FP8, NVFP4, casts.
-pub const CODED: [&str; 3] = [FP8, NVFP4, CAST];
+/// Why codes are, which `quantize` does not read.
+pub const CODED: [&str; 4] = [FP8, NVFP4, MXFP4, CAST];
 const FP8: &str = "FP8 already";
 const NVFP4: &str = "NVFP4 already";
+const MXFP4: &str = "MXFP4 already";
 const CAST: &str = "a cast already";
 /// Why others are.
 pub const EXCLUDED: &str = "matched by --exclude";
@@ -314,7 +315,7 @@ fn leave(tensors: &mut [Plan], members: &[usize], reason: &'static str) {
     }
 }
 
-fn source(dtype: Dtype) -> Option<DType> {
+pub fn source(dtype: Dtype) -> Option<DType> {
     match dtype {
         Dtype::BF16 => Some(DType::Bf16),
         Dtype::F16 => Some(DType::F16),
@@ -354,11 +355,8 @@ fn plan(
         return Plan::Copy(reason);
     }
     let source = match item.dtype {
-        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::Copy(FP8),
-        Dtype::U8 if codes.contains(&item.name) => {
-            let is_cast = matches!(input.stored_scheme(&item.name), Ok(StoredScheme::Cast(_)));
-            return Plan::Copy(if is_cast { CAST } else { NVFP4 });
-        }
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::Copy(coded(input, &item.name, FP8)),
+        Dtype::U8 if codes.contains(&item.name) => return Plan::Copy(coded(input, &item.name, NVFP4)),
         Dtype::F64 => return Plan::Copy("F64, which is not quantized: convert it to F32 first"),
         dtype => match source(dtype) {
             Some(source) => source,
@@ -419,7 +417,21 @@ fn plan(
     }
 }
 
+/// How the names of codes go on after that of their matrix.
+const PACKED: [&str; 3] = ["", "_packed", "_blocks"];
+
 /// The tensors that hold codes of quantized matrices, whatever those are called.
 fn codes(input: &Checkpoint) -> HashSet<String> {
-    input.quantized().into_iter().flat_map(|name| [name.to_string(), format!("{name}_packed")]).collect()
+    input.quantized().into_iter().flat_map(|name| PACKED.map(|ending| [name, ending].concat())).collect()
+}
+
+/// Why these codes are copied; `usual` where they cannot be read.
+fn coded(input: &Checkpoint, tensor: &str, usual: &'static str) -> &'static str {
+    // Longer endings are asked first: the matrix of `X_packed` is `X`, if one is read by that name.
+    let names = PACKED.iter().rev().filter_map(|ending| tensor.strip_suffix(ending));
+    match names.filter_map(|name| input.stored_scheme(name).ok()).next() {
+        Some(StoredScheme::Cast(_)) => CAST,
+        Some(StoredScheme::Product(Scheme::Mxfp4)) => MXFP4,
+        Some(StoredScheme::Product(_)) | None => usual,
+    }
 }

@@ -318,7 +318,11 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
             }
         }
     };
-    let coded = if CODED.into_iter().any(is) { "; dequantize first what is in codes already" } else { "" };
+    let coded = if CODED.into_iter().any(is) {
+        "; dequantize first what is in codes already (dequantize --dtype f32 keeps every value)"
+    } else {
+        ""
+    };
     let filter = only.map(|regex| format!(" that --only {regex} matches")).unwrap_or_default();
     format!(
         "{}: no matrix to quantize{filter} among its {}{}; {remedy}{coded}",

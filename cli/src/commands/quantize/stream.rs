@@ -21,6 +21,7 @@ use crate::non_finite::{NonFinite, takes_infinities};
 use crate::output::Failure;
 use crate::pipeline::{self, Buffers, Gate, Part, Pass, Sent, Turns};
 use crate::target::Target;
+use crate::threads;
 
 /// Bytes read at a time where only the largest value is asked for: it stays in a cache.
 const AMAX_PART: usize = 512 << 10;
@@ -180,7 +181,7 @@ impl<'a> Stream<'a> {
         std::thread::scope(|scope| {
             let (sender, largest) = sync_channel(AHEAD);
             let Self { work, buffers, .. } = *self;
-            scope.spawn(move || find_largest(work, buffers, &sender));
+            threads::spawn(scope, move || find_largest(work, buffers, &sender))?;
             self.tasks(&largest, to)
         })
     }
