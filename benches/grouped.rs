@@ -37,7 +37,7 @@ const TARGET: f64 = 1.4;
 const CASES: [[usize; 3]; 3] = [[8, 1024, 1024], [4, 8192, 8192], [64, 16, 128]];
 
 /// Groups, and rows of a slot of each, of gradients.
-const GRADIENTS: [[usize; 2]; 2] = [[8, 1024], [64, 128]];
+const GRADIENTS: [[usize; 2]; 3] = [[8, 1024], [64, 128], [4, 8192]];
 
 /// What is multiplied, together and group by group.
 struct Operands {

@@ -219,8 +219,11 @@ impl<'a> DeviceBytes<'a> {
         }
     }
 
-    /// Some of these bytes. What lies past the end is cut off, for the launch checks to find.
-    pub(crate) fn part(&self, range: Range<usize>) -> Result<DeviceBytes<'_>> {
+    /// Some of these bytes: of a long matrix, what the host looks at. What lies past the end is cut off; a call for which they are then too few says so.
+    ///
+    /// # Errors
+    /// None today.
+    pub fn part(&self, range: Range<usize>) -> Result<DeviceBytes<'_>> {
         let range = cut(range, self.bytes);
         let bytes = range.len();
         let source = match &self.source {
