@@ -43,7 +43,7 @@ fn windows(bytes: usize) -> impl Iterator<Item = Range<usize>> {
 /// The first byte that is another than in `some`, which comes as often as it takes in each of `outer` pieces.
 fn differs(handle: &Handle, all: &DeviceBytes<'_>, some: &[u8], outer: usize) -> Option<usize> {
     let (piece, short) = (all.len() / outer, some.len() / outer);
-    assert!(piece > short && piece % short == 0 && all.len() % outer == 0);
+    assert!(piece > short && piece.is_multiple_of(short) && all.len().is_multiple_of(outer));
     windows(all.len()).find_map(|window| {
         let found = handle.read_bytes(&all.part(window.clone()).unwrap()).unwrap();
         let mut at = window.start;
