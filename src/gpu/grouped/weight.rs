@@ -29,6 +29,10 @@ use crate::gpu::matrix::{MatMut, QuantMatrix};
 /// Rows of no group must be zeros in dY and X before they are cast, which [`Handle::clear_between_groups`] sees to (of slots of no multiple of 128 rows [`Handle::clear_between_groups_at`]), whatever the counts are by then: they share
 /// scales with rows of groups and are summed over with them, in the one form up to the next multiple of 128, in the other all of a slot's. So one captured graph of
 /// clearing, casts and products takes any counts.
+///
+/// Neither form takes a [`GroupedTensor`](crate::GroupedTensor): its members stored transposed ([`GroupedTo::Both`](crate::GroupedTo::Both)), which TransformerEngine calls columnwise and multiplies for these gradients, lie one behind the other, and not as rows
+/// of one matrix. X and dY are cast once more, from the numbers in high precision and behind that clearing: all rows at once ([`Handle::quantize_into`] to [`QuantizeTo::Transposed`](crate::QuantizeTo::Transposed)) for the first form, where a tensor has one scale for all groups, or
+/// each slot with the scale of its expert ([`Handle::quantize_slots_transposed_with_scales_into`]) for the second.
 pub struct GroupedWeightGradient<'a> {
     of: Of<'a>,
     dw: MatMut<'a>,
