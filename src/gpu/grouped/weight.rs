@@ -31,7 +31,7 @@ use crate::gpu::matrix::{MatMut, QuantMatrix};
 /// clearing, casts and products takes any counts.
 ///
 /// Neither form takes a [`GroupedTensor`](crate::GroupedTensor): its members stored transposed ([`GroupedTo::Both`](crate::GroupedTo::Both)), which TransformerEngine calls columnwise and multiplies for these gradients, lie one behind the other, and not as rows
-/// of one matrix. X and dY are cast once more, from the numbers in high precision and behind that clearing: all rows at once ([`Handle::quantize_into`] to [`QuantizeTo::Transposed`](crate::QuantizeTo::Transposed)) for the first form, where a tensor has one scale for all groups, or
+/// of one matrix. X and dY are cast once more, from the numbers in high precision and behind that clearing: all rows at once ([`Handle::quantize_into`] to [`QuantizeTo::Transposed`](crate::QuantizeTo::Transposed)) for the first form, where an `fp8-tensor` has one scale for all groups, or
 /// each slot with the scale of its expert ([`Handle::quantize_slots_transposed_with_scales_into`]) for the second.
 pub struct GroupedWeightGradient<'a> {
     of: Of<'a>,
