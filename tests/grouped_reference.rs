@@ -288,7 +288,7 @@ fn scales_of_members_that_were_seen_are_updated_as_each_alone() {
                     let want = match column.first() {
                         // Not seen in this step: nothing moves.
                         Some(0.0) => GroupScale { encode: previous[t], scale: 1.0 / previous[t] },
-                        _ => delayed_update(&mut column, previous[t], format, margin, rule),
+                        _ => delayed_update(&mut column, previous[t], format, margin, rule).unwrap(),
                     };
                     assert_eq!(got[t], want);
                     assert_eq!(bits(&got_history.column(t).to_vec()), bits(&column));

@@ -345,7 +345,7 @@ impl Past {
     /// The end of a step. Without an amax nothing moves, as in TransformerEngine's update of a whole model.
     fn update(&mut self, rule: AmaxHistory) {
         if self.history[0] > 0.0 {
-            self.encode = delayed_update(&mut self.history, self.encode, self.format, 1, rule).encode;
+            self.encode = delayed_update(&mut self.history, self.encode, self.format, 1, rule).unwrap().encode;
         }
     }
 }
@@ -539,7 +539,7 @@ fn what_does_not_fit_is_refused_and_gradients_stay() {
     for margin in [-8, 8] {
         assert!(DelayedScaling::new(1 << 20, margin, AmaxHistory::MostRecent).is_ok());
         for (format, amax) in Fp8Format::ALL.into_iter().flat_map(|f| [1e-45, 1.0, f32::MAX].map(|amax| (f, amax))) {
-            let next = delayed_update(&mut [amax], 1.0, format, margin, AmaxHistory::Max);
+            let next = delayed_update(&mut [amax], 1.0, format, margin, AmaxHistory::Max).unwrap();
             assert!([next.encode, next.scale].iter().all(|v| *v > 0.0 && v.is_finite()), "{format} {amax:e}: {next:?}");
         }
     }

@@ -5,7 +5,7 @@ use scaled_gemm::codec::round_to;
 use scaled_gemm::pair::{check_pair, multiplied_in};
 use scaled_gemm::reference::{
     Accumulator, Gelu, GemmInputs, HostOperand, Noise, Promotion, definition, dequantize, gemm_bound, quantize,
-    scaled_gemm, scaled_gemm_amax, sqnr_db,
+    quantize_transposed, scaled_gemm, scaled_gemm_amax, sqnr_db,
 };
 use scaled_gemm::{Activation, DType, Error, Fp8Format, HostQuantMatrix, Recipe, Scheme};
 use scaled_gemm::{Basis, BlockScaleFormat, Operand};
@@ -538,6 +538,11 @@ fn refusals_name_operand_numbers_and_rule() {
     let none = ndarray::Array2::zeros((4, 0));
     let none = HostOperand::Plain(none.view(), DType::Bf16);
     refuse(&GemmInputs::new(none, &nb, DType::Bf16), &["A: 4 x 0 must have columns", "multiple of 16"]);
+    // The gradient of no rows: both have none.
+    let none = ndarray::Array2::zeros((0, 32));
+    let none = quantize_transposed(none.view(), DType::F32, Recipe::new(tensor)).unwrap();
+    let words = ["A: 32 x 0 must have columns", "skip products of nothing: a gradient over no rows adds nothing"];
+    refuse(&GemmInputs::new(&none, &none, DType::F32), &words);
     let odd = operand(12, 128, 2, tensor);
     refuse(&GemmInputs::new(&a, &odd, DType::Bf16), &["B", "n = 12", "multiple of 8"]);
     let eight = operand(8, 128, 2, tensor);

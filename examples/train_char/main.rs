@@ -13,6 +13,7 @@ mod training;
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use dense::Device;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -30,8 +31,25 @@ enum Asked {
     Training { device: Option<String>, steps: usize, path: PathBuf },
 }
 
+/// Without a number of steps.
+const STEPS: usize = 200;
+/// Without a file.
+const FILE: &str = "target/train_char.svg";
+
 fn usage() -> String {
     format!("usage: train_char [--device cpu|cuda] [STEPS [FILE.svg]], with at least {LAST} steps")
+}
+
+fn help() -> String {
+    format!(
+        "Trains a small transformer of characters twice, with BF16 linear layers and with FP8 ones, from the same weights on the same\n\
+         text, prints the loss of both at the end (the mean of the last {LAST} steps, in nats a character), and draws both curves.\n\n\
+         {}\n\n  \
+         --device    where linear layers are; without it on the GPU where one answers, else on the CPU\n  \
+         STEPS       steps of each training, {STEPS} without it\n  \
+         FILE.svg    the drawing, {FILE} without it; its folder must exist",
+        usage()
+    )
 }
 
 fn asked(arguments: impl IntoIterator<Item = String>) -> Result<Asked, String> {
@@ -40,17 +58,29 @@ fn asked(arguments: impl IntoIterator<Item = String>) -> Result<Asked, String> {
         return Ok(Asked::Help);
     }
     let device = arguments.next_if(|argument| argument == "--device").map(|_| arguments.next().unwrap_or_default());
-    let steps = arguments.next().map_or(Ok(200), |steps| steps.parse::<usize>());
-    let path = arguments.next().map_or_else(|| PathBuf::from("target/train_char.svg"), PathBuf::from);
+    let steps = arguments.next().map_or(Ok(STEPS), |steps| steps.parse::<usize>());
+    let path = arguments.next().map_or_else(|| PathBuf::from(FILE), PathBuf::from);
     match (steps, arguments.next()) {
         (Ok(steps @ LAST..), None) => Ok(Asked::Training { device, steps, path }),
         _ => Err(usage()),
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let Asked::Training { device, steps, path } = asked(std::env::args().skip(1))? else {
-        println!("{}", usage());
+fn main() -> ExitCode {
+    let done = asked(std::env::args().skip(1)).map_err(Box::from).and_then(run);
+    // As text: what `main` returns is printed with quotes and escapes.
+    done.map_or_else(
+        |error| {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        },
+        |()| ExitCode::SUCCESS,
+    )
+}
+
+fn run(asked: Asked) -> Result<(), Box<dyn Error>> {
+    let Asked::Training { device, steps, path } = asked else {
+        println!("{}", help());
         return Ok(());
     };
     // Before the training, whose curves it would cost.
@@ -78,7 +108,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         curves.push((recipe, losses));
     }
     draw(&path, &device, &curves)?;
-    println!("both curves: {}", path.display());
+    println!(
+        "both curves: {} (a loss at the end is the mean of the last {LAST} steps, in nats a character)",
+        path.display()
+    );
     Ok(())
 }
 
@@ -166,6 +199,10 @@ mod tests {
     fn help_is_no_error_and_wrong_arguments_are() {
         let of = |words: &str| asked(words.split_whitespace().map(String::from));
         assert_eq!([of("--help"), of("-h")], [Ok(Asked::Help), Ok(Asked::Help)]);
+        let help = help();
+        for word in ["BF16", "FP8", &usage(), "--device", "STEPS", "200", "target/train_char.svg", "last 10 steps"] {
+            assert!(help.contains(word), "{word}: {help}");
+        }
         let training = |device: Option<&str>, steps, path: &str| {
             Ok(Asked::Training { device: device.map(String::from), steps, path: path.into() })
         };

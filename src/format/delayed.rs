@@ -43,14 +43,20 @@ impl DelayedScaling {
                 "TransformerEngine's default is 1024; for the tensor's own amax use current scaling",
             ));
         }
-        if margin.unsigned_abs() > Self::MAX_MARGIN.unsigned_abs() {
-            return Err(Error::unsupported(
-                format!("delayed scaling with a margin of {margin}"),
-                format!("beyond {} either way factors leave the range of FP32", Self::MAX_MARGIN),
-                "use 0, or a few powers of two",
-            ));
-        }
+        Self::check_margin(margin)?;
         Ok(Self { window, margin, rule })
+    }
+
+    /// Refuses a margin beyond [`Self::MAX_MARGIN`].
+    pub(crate) fn check_margin(margin: i32) -> Result<()> {
+        if margin.unsigned_abs() <= Self::MAX_MARGIN.unsigned_abs() {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("delayed scaling with a margin of {margin}"),
+            format!("beyond {} either way factors leave the range of FP32", Self::MAX_MARGIN),
+            "use 0, or a few powers of two",
+        ))
     }
 
     /// Steps whose amax are remembered.

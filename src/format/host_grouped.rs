@@ -81,7 +81,9 @@ impl HostGroupedTensor {
     /// # Panics
     /// If there is no member `t`.
     pub fn member_codes(&self, t: usize) -> &[u8] {
-        &self.codes[self.layout.members()[t].range()]
+        let members = self.layout.members();
+        assert!(t < members.len(), "member {t} of {}", members.len());
+        &self.codes[members[t].range()]
     }
 
     /// The scale of a member.

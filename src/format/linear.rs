@@ -37,6 +37,7 @@ pub enum LinearRecipe {
     Bf16,
     /// torchao's `Float8BlockwiseLinear`, its rule ([`Fp8Rule::TorchAo`]). A tile of 128x128 of W has one scale in both forms, so W^T
     /// has the codes and scales of W, transposed.
+    #[doc(alias = "Float8BlockwiseLinear")]
     Fp8Blockwise,
     /// A scale for each row of an operand, a power of two: torchao's recipe `rowwise`, its rule.
     Fp8Row,

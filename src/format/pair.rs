@@ -238,7 +238,12 @@ pub(crate) fn check_columns(m: usize, k: usize) -> Result<()> {
         return Ok(());
     }
     let rule = format!("must have columns: k is a positive multiple of {K_MULTIPLE}");
-    Err(Error::shape("A", format!("{m} x 0"), rule, "pass A and B of the same k"))
+    Err(Error::shape(
+        "A",
+        format!("{m} x 0"),
+        rule,
+        "skip products of nothing: a gradient over no rows adds nothing; else pass A and B of the same k",
+    ))
 }
 
 /// Checks that `beta * C` can be added to a D of this type: F32 only, so that nothing is rounded twice.

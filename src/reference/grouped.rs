@@ -24,7 +24,7 @@ use super::quantize::amax;
 use crate::epilogue::ActivationGradient;
 use crate::error::{Error, Result};
 use crate::format::{
-    AmaxHistory, DType, Fp8Format, GivenScale, GroupScale, GroupedLayout, GroupedRecipe, GroupedScheme,
+    AmaxHistory, DType, DelayedScaling, Fp8Format, GivenScale, GroupScale, GroupedLayout, GroupedRecipe, GroupedScheme,
     HostGroupedTensor, codec,
 };
 
@@ -245,7 +245,7 @@ pub fn raise_amax(running: &mut [f32], amax: &[f32]) -> Result<()> {
 /// step, an expert without tokens, forgets nothing. Without rows all keep `previous_encode`. Allocates the result and one column.
 ///
 /// # Errors
-/// [`Error::Shape`] if the columns of the history are not as many as `previous_encode`; nothing is written then.
+/// [`Error::Shape`] if the columns of the history are not as many as `previous_encode`, [`Error::Unsupported`] for a margin beyond [`DelayedScaling::MAX_MARGIN`]; nothing is written then.
 pub fn delayed_update_grouped(
     mut history: ArrayViewMut2<f32>,
     previous_encode: &[f32],
@@ -261,6 +261,7 @@ pub fn delayed_update_grouped(
             "pass a row for each step and a column for each scale",
         ));
     }
+    DelayedScaling::check_margin(margin)?;
     let update = |(mut column, previous): (ndarray::ArrayViewMut1<f32>, &f32)| {
         let mut steps = column.to_vec();
         let factors = delayed_update_if_seen(&mut steps, *previous, format, margin, rule);

@@ -197,8 +197,27 @@ fn calls_that_do_not_fit_are_refused_in_words() {
         "amax history of a grouped tensor: 4 x 2 must have 3 columns, as many as there are encode factors; pass a row for each step and \
          a column for each scale",
     );
+    says(
+        delayed_update_grouped(history.view_mut(), &[1.0; 2], Fp8Format::E4M3, 200, AmaxHistory::Max),
+        "delayed scaling with a margin of 200 is not supported: beyond 8 either way factors leave the range of FP32; use 0, or a few \
+         powers of two",
+    );
     assert!(history.iter().all(|amax| *amax == 1.0));
     assert_eq!(GroupedScales::ALL.map(|scales| scales.count(0)), [0, 1]);
+}
+
+/// Both panic with the same words, as their documentation says.
+#[test]
+fn a_member_that_is_not_there_is_told_with_its_number() {
+    let q =
+        HostGroupedTensor::from_parts(E4M3, GroupedLayout::packed(&[[1, 16]; 3]).unwrap(), vec![0; 48], vec![1.0; 3])
+            .unwrap();
+    let said = |call: &dyn Fn()| {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).unwrap_err();
+        panic.downcast::<String>().map(|text| *text).unwrap()
+    };
+    assert_eq!(said(&|| drop(q.member_codes(99).to_vec())), "member 99 of 3");
+    assert_eq!(said(&|| assert!(q.member_scale(3) > 0.0)), "member 3 of 3");
 }
 
 /// Random shapes, offsets and lengths, the largest numbers among them: what is taken is in order, apart and inside, and nothing else is.

@@ -63,6 +63,10 @@ pub enum GroupedTo<'a> {
     One(&'a mut GroupedTensor),
     /// One by rows and one transposed, the input read once, with the same scales. Both have the same layout
     /// ([`GroupedDeviceLayout::share`]).
+    ///
+    /// The transposed one is for weights, whose transposes [`GroupedTensor::stacked`] gives the gradient of the input. Transposed members of X and dY,
+    /// which are TransformerEngine's columnwise ones, serve no product of groups here: [`GroupedTensor::padded_rows`] refuses them, and
+    /// [`GroupedWeightGradient`](crate::GroupedWeightGradient) reads other transposes, and says which.
     Both(&'a mut GroupedTensor, &'a mut GroupedTensor),
 }
 

@@ -64,6 +64,8 @@ impl<'a> GroupedA<'a> {
 
 /// The operands of one grouped product `D_g = activation(alpha * A_g B_gᵀ + bias_g)`, sums in FP32, each step rounded to FP32 as
 /// [`Epilogue`](crate::Epilogue) says.
+#[doc(alias = "GroupedLinear")]
+#[doc(alias = "grouped_mm")]
 pub struct GroupedGemmArgs<'a> {
     pub(super) a: GroupedA<'a>,
     pub(super) b: &'a QuantMatrix,

@@ -79,6 +79,8 @@ impl Handle {
     /// [`Error::Unsupported`] for operands of two bases or of another GPU, for other than 1 to 8 [streams](GroupedGemmArgs::streams), for [one product a slot](GroupedGemmArgs::product_a_slot) that cannot be, and in a capture for kernels that are not loaded, borrowed memory, and a plan, streams
     /// or scratch memory that an earlier call did not make;
     /// [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
+    #[doc(alias = "grouped_mm")]
+    #[doc(alias = "dgrad")]
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         let desc = args.desc()?;
         let way = desc.way(self.device())?;

@@ -12,6 +12,7 @@ use crate::gpu::kernels::{GroupPlaces, Sm90Along};
 ///
 /// Counts are clamped: a group has no more rows than lie there, and none where its count is negative; no two groups share a row.
 /// [`GroupedGemmArgs::clamped`](crate::GroupedGemmArgs::clamped) tells how many were not taken as they say.
+#[doc(alias = "m_splits")]
 pub enum GroupedRows<'a> {
     /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on, up to `starts[g + 1]` at the most, the last
     /// group up to the end of A. Starts do not decrease, those of

@@ -29,6 +29,12 @@ use crate::gpu::matrix::{MatMut, QuantMatrix};
 /// Rows of no group must be zeros in dY and X before they are cast, which [`Handle::clear_between_groups`] sees to (of slots of no multiple of 128 rows [`Handle::clear_between_groups_at`]), whatever the counts are by then: they share
 /// scales with rows of groups and are summed over with them, in the one form up to the next multiple of 128, in the other all of a slot's. So one captured graph of
 /// clearing, casts and products takes any counts.
+///
+/// Neither form takes a [`GroupedTensor`](crate::GroupedTensor): its members stored transposed ([`GroupedTo::Both`](crate::GroupedTo::Both)), which TransformerEngine calls columnwise and multiplies for these gradients, lie one behind the other, and not as rows
+/// of one matrix. X and dY are cast once more, from the numbers in high precision and behind that clearing: all rows at once ([`Handle::quantize_into`] to [`QuantizeTo::Transposed`](crate::QuantizeTo::Transposed)) for the first form, where an `fp8-tensor` has one scale for all groups, or
+/// each slot with the scale of its expert ([`Handle::quantize_slots_transposed_with_scales_into`]) for the second.
+#[doc(alias = "GroupedLinear")]
+#[doc(alias = "wgrad")]
 pub struct GroupedWeightGradient<'a> {
     of: Of<'a>,
     dw: MatMut<'a>,
@@ -60,7 +66,7 @@ impl<'a> GroupedWeightGradient<'a> {
     /// matrices: that of a tensor, by the amax of all rows or given ([`Handle::quantize_slots_transposed_with_scales_into`] of one slot of all rows), or those of each feature. (A scale for each group is what [`GroupedWeightGradient::new`] takes.) Rows of no group would have a part in
     /// such scales, too: clear them by [`Handle::clear_between_groups`], not by a smaller step. The order of sums is that of a batch-invariant plan (`sm90` where no blocks divide k) of each group's rows alone; they are added to dW by the L2 cache, for which subnormal numbers are 0.
     ///
-    /// Groups begin at multiples of 128 rows, so that no two share a scale: slots are of such a length, and a group that starts elsewhere is left out (one
+    /// Groups begin at multiples of 128 rows, for the kernels take k in blocks of 128, of which none belongs to two groups: slots are of such a length, and a group that starts elsewhere is left out (one
     /// before it that reaches into its first 128 rows takes what lies there); all else is as [`GroupedRows`] has it. dW of a group without rows is not touched.
     ///
     /// Rows of the last 128 that a group has not are multiplied with it: they must be zeros in dY and X, as below, or zeros in one of the two and finite numbers in the other. Zero times a NaN

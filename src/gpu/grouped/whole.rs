@@ -67,7 +67,7 @@ impl Whole<'_> {
                 Err(Error::shape(
                     "rows of dY and X",
                     format!("{} rows for {groups} slots of {slot_rows}", dy.cols()),
-                    "must hold every slot, each of a multiple of 128 rows: no 1x128 group belongs to two slots",
+                    "must hold every slot, each of a multiple of 128 rows: the kernels take k in blocks of 128, of which none belongs to two groups",
                     "pass slots of a multiple of 128 rows, and transposes of all slots",
                 ))
             }

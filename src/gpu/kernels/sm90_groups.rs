@@ -52,7 +52,7 @@ impl Sm90Along {
             Self::K => Error::shape(
                 "k",
                 format!("{held} for {count} slots of {slot}"),
-                "must hold every slot, each of a multiple of 128: no 1x128 group belongs to two slots",
+                "must hold every slot, each of a multiple of 128: the kernels take k in blocks of 128, of which none belongs to two groups",
                 "pass slots of a multiple of 128 rows, and transposes of all slots",
             ),
         })

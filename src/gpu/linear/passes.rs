@@ -164,6 +164,7 @@ impl Linear {
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if dX does not fit; [`Error::Unsupported`](crate::Error::Unsupported) for a gradient of another layer, or none.
+    #[doc(alias = "dgrad")]
     pub fn input_gradient_into(&mut self, handle: &Handle, dy: &QuantizedGradient, mut dx: MatMut<'_>) -> Result<()> {
         self.check_handle(handle)?;
         let Made { tokens, .. } = self.check_gradient(dy)?;
@@ -194,6 +195,7 @@ impl Linear {
     /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if gradients, dY or X have other shapes or numbers of tokens; [`Error::Unsupported`](crate::Error::Unsupported) if they are of a
     /// layer of another recipe or type, or nothing was written to them; [`Error::Shape`](crate::Error::Shape) for a dW in the memory of an X or dY
     /// that is read there. `gradients` are then as they were.
+    #[doc(alias = "wgrad")]
     pub fn weight_gradient_into(
         &mut self,
         handle: &Handle,

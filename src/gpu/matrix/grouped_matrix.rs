@@ -37,6 +37,9 @@ impl GroupedTensor {
     /// (`offsets_mut`), and then nobody compares them with what the product is told: whoever writes them writes the starts of [`GroupedRows::Contiguous`](crate::GroupedRows), too, `offset / columns`, in order. Where they differ, or columns do, rows are multiplied by
     /// another member's codes or scale; none outside of the buffer is read.
     ///
+    /// Members that are stored transposed are refused, and serve no other product of groups either: the gradients of the matrices read transposes of X and dY of another form, as
+    /// [`GroupedWeightGradient`](crate::GroupedWeightGradient) says. ([`GroupedTensor::stacked`] takes matrices that are stored transposed.)
+    ///
     /// Copies nothing, allocates nothing on the device, waits for nothing: safe inside graph capture. A captured product goes on with this matrix, whatever layout is written later.
     ///
     /// ```no_run

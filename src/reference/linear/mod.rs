@@ -222,6 +222,7 @@ impl Linear {
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Unsupported`] for a gradient of another layer.
+    #[doc(alias = "dgrad")]
     pub fn input_gradient(&self, dy: &QuantizedGradient) -> Result<Array2<f32>> {
         self.check_gradient(dy)?;
         product(&dy.rows, &self.transposed, self.dtype, None, None)
@@ -232,6 +233,7 @@ impl Linear {
     /// # Errors
     /// [`Error::Shape`] if gradients, dY or X have other shapes or numbers of tokens; [`Error::Unsupported`] if they are of a layer of
     /// another recipe or type. `gradients` are then as they were.
+    #[doc(alias = "wgrad")]
     pub fn weight_gradient(
         &self,
         dy: &QuantizedGradient,

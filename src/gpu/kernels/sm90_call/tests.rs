@@ -132,6 +132,21 @@ fn what_the_kernel_cannot_touch_is_refused() {
     }
 }
 
+/// For scales of every kind: why is in the kernels' blocks, not in a scale.
+#[test]
+fn slots_along_k_are_of_whole_blocks() {
+    Sm90Along::K.check_slots(512, 2, 256).unwrap();
+    for slot in [64, 132, 384] {
+        let error = Sm90Along::K.check_slots(512, 2, slot).unwrap_err().to_string();
+        let words = [
+            &format!("k: 512 for 2 slots of {slot}"),
+            "multiple of 128",
+            "blocks of 128, of which none belongs to two groups",
+        ];
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+}
+
 /// Products that cast D: what they store, and what they do not do.
 #[test]
 fn casts_of_d_have_codes_and_scales_and_no_more() {
