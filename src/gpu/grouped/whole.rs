@@ -15,7 +15,7 @@ use crate::gpu::lt::NO_GRADIENTS;
 use crate::gpu::matrix::{MatMut, QuantMatrix};
 
 /// Rows of a group, from which on scales of rows and matrices are multiplied in tiles of 256 x 128.
-const LEAST_ROWS_OF_LARGE: usize = 8192;
+const LEAST_ROWS_OF_LARGE: usize = 4096;
 
 pub(super) struct Whole<'a> {
     pub(super) dy: &'a QuantMatrix,
@@ -87,7 +87,8 @@ impl Whole<'_> {
         let k = expected_rows.unwrap_or_else(|| rows.expected(*groups, dy.cols())).clamp(1, dy.cols().max(1));
         let sm_count = handle.device().sm_count as usize;
         let mnk = [dy.rows(), x.rows(), k];
-        // Where a group has few blocks of k a large tile's end, which adds 128 KiB to dW, is most of it: 1.09 to 1.18 of the time of 128x128 with 1024 rows, 1.02 to 1.04 with 128 (8 and 64 x 4096 x 7168, H200, 2026-11).
+        // Where a group has few blocks of k a large tile's end, which adds 128 KiB to dW, is most of it: 1.09 to 1.18 of the time of 128x128 with 1024 rows, 1.02 to 1.04 with 128, and 0.94 to 0.96 with 8192
+        // (8, 64 and 4 x 4096 x 7168, H200, 2026-11). A straight line through those of 1024 and 8192 meets the other's at 3800.
         let ends_late = matches!(pair.scales, Sm90Scales::Outer { .. }) && k < LEAST_ROWS_OF_LARGE;
         let has_kernels = |config: &Sm90Config| {
             pair.has_groups(Sm90Along::K, *config) && !(ends_late && *config == Sm90Config::Tile256x128)
