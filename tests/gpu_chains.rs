@@ -101,6 +101,35 @@ fn every_block_of_e2m1_weights_is_a_link() {
     });
 }
 
+/// The same of every block of FP8, by splits that are links as they are, and of rings that are not filled once: weights of the first stages come in groups of copies of their own.
+#[test]
+fn every_block_of_fp8_is_a_link() {
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        use SmallMBlock::{One, OneDeep, Two};
+        let rows = (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
+        // 17 and 32 times 128 of k.
+        let short = [(One, 4), (OneDeep, 4), (Two, 4), (Two, 8)];
+        for (n, configs) in [(2112, short), (4096, [(One, 2), (OneDeep, 2), (Two, 2), (OneDeep, 2)])] {
+            for (m, (a, b)) in [(1, BLOCKS), (16, BLOCKS), (8, rows)] {
+                let mut net = Net::new(&handle, m, n, &[By::Quantized(a, b)], 120, 24);
+                for (i, layer) in net.layers.iter_mut().enumerate() {
+                    let (block, split) = configs[i % 4];
+                    let config = SmallMConfig::new(block, split).unwrap();
+                    layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), config);
+                    layer.plan.prepare(&handle, &layer.b).unwrap();
+                }
+                let words = format!("m = {m}, n = {n}, {b}");
+                let want = net.want(&handle);
+                let (graph, links) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+                // The first quantizer follows nothing that is known.
+                assert_eq!(links, [120, 119], "{words}");
+                net.check(&handle, &graph, &want, &words);
+            }
+        }
+    });
+}
+
 /// Products of FP8 that follow each other at once, as of one activation with several matrices, the sum of all before in the residual.
 #[test]
 fn fp8_products_that_follow_one_another() {

@@ -50,12 +50,13 @@ template <u32 N> __device__ __forceinline__ void store_numbers(void* p, u64 at, 
     }
 }
 
-// What a sum becomes before its activation: alpha, scales, D's old value, bias. `bias_at`: the column's place in `bias`.
-template <bool OUTER, class P> __device__ __forceinline__ float finish_sum(const P& p, u32 row, u32 col, u32 bias_at, float sum) {
+// What a sum becomes before its activation: alpha, scales, D's old value, bias. `bias_at`: the column's place in `bias`. PLAIN: there is neither of the last two.
+template <bool OUTER, bool PLAIN = false, class P> __device__ __forceinline__ float finish_sum(const P& p, u32 row, u32 col, u32 bias_at, float sum) {
     float v = __fmul_rn(p.alpha, sum);
     // One after the other: the product of two outer scales may be out of range.
     if (OUTER && p.scales_a) v = __fmul_rn(v, p.scales_a[(u64)row * p.a_step]);
     if (OUTER && p.scales_b) v = __fmul_rn(v, p.scales_b[(u64)col * p.b_step]);
+    if (PLAIN) return v;
     if (p.beta != 0.0f) v = __fadd_rn(__fmul_rn(p.beta, ((const float*)p.d)[row * p.stride_d + col]), v);
     if (p.bias) {
         float bias[1];

@@ -409,7 +409,7 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
                 ((ROWS) == 256 ? 4 : (COLS) > 128 ? 1 : (UNROLL)),                                               \
                 ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
 
-// Of scales of rows or matrices, with FP32 that is stored as it is or added to: no boxes of D, whose memory is a stage more of the largest tile.
+// Of scales of rows or matrices, with FP32 that is added to: no boxes of D, whose memory is a stage more of the largest tile.
 #define SM90_CONFIG_OUTER_FP32(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)                    \
     SM90_CONFIG_ENDING(NAME, END_FP32, SCALES_OUTER, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH, \
                 UNROLL, STORE_DIRECT, __VA_ARGS__)

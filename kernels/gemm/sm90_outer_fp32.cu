@@ -1,4 +1,4 @@
-// Products on Hopper of E4M3 codes with scales of rows or of whole matrices, of groups of k, as of weight gradients: gemm_fp8_outer_fp32_<configuration>_k_grouped. D is FP32, and stored as it is or added to.
+// Products on Hopper of E4M3 codes with scales of rows or of whole matrices, of groups of k, as of weight gradients: gemm_fp8_outer_fp32_<configuration>_k_grouped. D is FP32, and added to.
 #include "gemm/sm90.cuh"
 
 #define SM90(NAME, ...)                                 \

@@ -40,6 +40,22 @@ __device__ __forceinline__ void warpgroup_sync(u32 group) {
     else asm volatile("bar.sync 2, 128;" ::: "memory");
 }
 
+// The sum over all parts, in their order; FOURS: they are a multiple of four. Four are asked for together; zeros in the place of those that there are not change nothing: no sum that begins with 0 is -0.
+template <bool FOURS> __device__ __forceinline__ float add_parts(u32 at, u32 pitch, u32 parts) {
+    float sum = 0.0f;
+    for (u32 s = 0; s < parts; s += 4) {
+        float each[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) each[i] = FOURS || s + i < parts ? shared_float(at + (s + i) * pitch) : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) sum = __fadd_rn(sum, each[i]);
+    }
+    return sum;
+}
+
+// Whether D is its sums, times alpha and outer scales.
+template <class P> __device__ __forceinline__ bool ends_plain(const P& p) { return !p.bias && !p.residual && !p.activation && p.beta == 0.0f; }
+
 // TOKENS: columns of a product, at least m. ATOMS: times 64 rows of B, the block's. GROUPS: warpgroups, each with a part of k. STEPS: times 128 of k, a
 // stage. BLOCKS: scales of 1x128 and 128x128; else of rows, or of whole matrices. GATED: B has two matrices of n rows, one behind the other, and D = activation(A Gᵀ) ∘ (A Uᵀ):
 // half of the block's rows of B are G's, those of its first warps, and the others U's.
@@ -47,6 +63,8 @@ template <u32 TOKENS_, u32 ATOMS_, u32 GROUPS_, u32 STEPS_, u32 RING_, bool BLOC
     static constexpr u32 TOKENS = TOKENS_, ATOMS = ATOMS_, GROUPS = GROUPS_, STEPS = STEPS_, RING = RING_;
     static constexpr bool BLOCKS = BLOCKS_, GATED = GATED_;
     static constexpr u32 ROWS = 64 * ATOMS, THREADS = 128 * GROUPS;
+    // Stages whose weights are loaded before the wait for the kernel before, in links of chains.
+    static constexpr u32 EARLY = RING > 4 ? RING - 2 : 2;
     // Columns of D, and matrices in B.
     static constexpr u32 MATRICES = GATED ? 2 : 1, COLUMNS = ROWS / MATRICES;
     // Shared memory: the rings of the warpgroups, the parts of sums that the block gets, the rings' scales, a barrier.
@@ -121,6 +139,14 @@ template <class C> struct SmallM {
         }
     }
 
+    // Waits for this thread's part of a stage. All but what is behind it may be on its way: the stages that follow, as many as are asked for ahead. Where weights came
+    // early the first stage waits for all that is no weight, which was asked for behind them, and so for them.
+    __device__ __forceinline__ void wait_for_stage(u32 i) const {
+        static_assert(C::EARLY < RING, "they have places in the ring");
+        if (p.loads_early && i == 0) copies_wait<RING - 1 - C::EARLY>();
+        else copies_wait<RING - 2>();
+    }
+
     // The sums over this warpgroup's part of k.
     __device__ __forceinline__ void sums(u32 group, float (&sum)[ATOMS][TOKENS / 2]) const {
         float d[STEPS][ATOMS][TOKENS / 2];
@@ -132,7 +158,7 @@ template <class C> struct SmallM {
         u32 slot = 0;
         for (u32 i = 0; i < stages; i++) {
             if (i == release_at) release();
-            copies_wait<RING - 2>();
+            wait_for_stage(i);
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             // All have waited for their part of this stage, and none reads the one before, which is filled next.
             warpgroup_sync(group);
@@ -170,14 +196,40 @@ template <class C> struct SmallM {
     }
 };
 
+// Adds the parts of the block's sums, from `got` on in its shared memory, finishes and stores them.
+template <class C, bool PLAIN>
+__device__ __forceinline__ void small_m_end(const SmallMProblem& p, u32 got, u32 first_row, u32 rank, u32 log_columns, u32 parts) {
+    constexpr u32 TOKENS = C::TOKENS;
+    const u32 columns = 1u << log_columns, pitch = columns * C::MATRICES * TOKENS * 4;
+    for (u32 o = threadIdx.x; o < columns * p.m; o += C::THREADS) {
+        const u32 token = o >> log_columns, r = o & (columns - 1), col = first_row + (rank << log_columns) + r;
+        if (col >= p.n) continue;
+        const u32 at = got + (r * TOKENS + token) * 4;
+        float v[1] = {add_parts<false>(at, pitch, parts)};
+        if constexpr (PLAIN) {
+            v[0] = finish_sum<!C::BLOCKS, true>(p, token, col, col, v[0]);
+        } else {
+            const float up = C::GATED ? add_parts<false>(at + columns * TOKENS * 4, pitch, parts) : 0.0f;
+            float residual[1];
+            load_residual(p, token, col, residual);
+            v[0] = finish_sum<!C::BLOCKS>(p, token, col, col, v[0]);
+            finish(p, residual, v);
+            if (C::GATED) v[0] = __fmul_rn(v[0], __fmul_rn(p.alpha, up));
+        }
+        store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
+    }
+}
+
 template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& p) {
     constexpr u32 TOKENS = C::TOKENS;
     extern __shared__ char shared[];
     const u32 base = (shared_address(shared) + 1023) & ~1023u, arrived = base + C::BARRIER;
     const u32 thread = threadIdx.x % 128, group = threadIdx.x / 128, warp = thread / 32, lane = thread % 32;
-    const u32 rank = cluster_rank(), ranks = cluster_size(), first_row = blockIdx.x / ranks * C::COLUMNS;
-    const u32 blocks = (p.k + 127) / 128, parts = ranks * C::GROUPS, part = rank * C::GROUPS + group;
-    const u32 first = (u32)((u64)blocks * part / parts), end = (u32)((u64)blocks * (part + 1) / parts);
+    // Powers of two, as the numbers of ranks and warpgroups are: what stands before the first copy, and behind the last product, is waited for (64-bit divisions
+    // here, and 32-bit ones at the end, took 0.3 us each: H200, 2026-11).
+    const u32 rank = cluster_rank(), ranks = cluster_size(), log_ranks = __popc(ranks - 1), first_row = (blockIdx.x >> log_ranks) * C::COLUMNS;
+    const u32 blocks = (p.k + 127) / 128, parts = ranks * C::GROUPS, log_parts = log_ranks + C::GROUPS / 2, part = rank * C::GROUPS + group;
+    const u32 first = blocks * part >> log_parts, end = blocks * (part + 1) >> log_parts;
     const u32 row = warp * 16 * C::ATOMS + lane / 8, row_of_b = first_row + row + (C::GATED && warp >= 2 ? p.n - C::COLUMNS : 0);
     const SmallM<C> m = {p, thread, warp, lane, base + group * C::RING * C::STAGE, base + C::SCALES + group * C::RING * C::SCALES_STAGE,
                          first, end - first, row, lane % 8, row_of_b, p.b + (u64)row_of_b * p.k,
@@ -187,17 +239,26 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
         barriers_ready();
     }
     const u32 stages = (m.count + C::STEPS - 1) / C::STEPS;
-    // Groups of copies are counted as if each stage had one: weights that came before the wait belong to the first.
+    // Groups of copies: one for each stage; or the weights of some, one each, then the rest of all of them, then the weights of the others.
+    if (p.loads_early) {
+#pragma unroll
+        for (u32 i = 0; i < C::EARLY; i++) {
+            if (i < stages) m.template load<true, false>(i, i);
+            copies_commit();
+        }
+    }
+    begin();
     if (p.loads_early) {
 #pragma unroll
         for (u32 i = 0; i < C::RING - 1; i++)
-            if (i < stages) m.template load<true, false>(i, i);
+            if (i < stages) m.template load<false, true>(i, i);
+        copies_commit();
     }
-    begin();
 #pragma unroll
     for (u32 i = 0; i < C::RING - 1; i++) {
+        if (p.loads_early && i < C::EARLY) continue;
         if (i < stages) {
-            if (p.loads_early) m.template load<false, true>(i, i);
+            if (p.loads_early) m.template load<true, false>(i, i);
             else m.template load<true, true>(i, i);
         }
         copies_commit();
@@ -216,11 +277,11 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     cluster_wait();
     if (threadIdx.x == 0 && ranks > 1) barrier_expect(arrived, C::PARTS_BYTES);
     __syncwarp();
-    const u32 rows = C::ROWS / ranks, columns = rows / C::MATRICES;
+    const u32 rows = C::ROWS >> log_ranks, log_columns = 31 - __clz(C::COLUMNS) - log_ranks, columns = 1u << log_columns;
 #pragma unroll
     for (u32 h = 0; h < 2 * C::ATOMS; h++) {
-        const u32 r = h / 2 * 64 + warp * 16 + lane / 4 + h % 2 * 8, of_matrix = r % C::COLUMNS, to = of_matrix / columns, barrier = at_rank(arrived, to);
-        const u32 in_block = of_matrix % columns + r / C::COLUMNS * columns;
+        const u32 r = h / 2 * 64 + warp * 16 + lane / 4 + h % 2 * 8, of_matrix = r % C::COLUMNS, to = of_matrix >> log_columns, barrier = at_rank(arrived, to);
+        const u32 in_block = (of_matrix & (columns - 1)) + (r / C::COLUMNS << log_columns);
 #pragma unroll
         for (u32 g = 0; g < TOKENS / 8; g++) {
             const u32 at = base + C::PARTS + ((part * rows + in_block) * TOKENS + g * 8 + lane % 4 * 2) * 4;
@@ -231,18 +292,7 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     }
     if (ranks == 1) __syncthreads();
     else barrier_wait(arrived, 0);
-    for (u32 o = threadIdx.x; o < columns * p.m; o += C::THREADS) {
-        const u32 token = o / columns, r = o % columns, col = first_row + rank * columns + r;
-        if (col >= p.n) continue;
-        float v[1] = {0.0f}, up = 0.0f;
-        for (u32 s = 0; s < parts; s++) v[0] = __fadd_rn(v[0], shared_float(base + C::PARTS + ((s * rows + r) * TOKENS + token) * 4));
-        if (C::GATED)
-            for (u32 s = 0; s < parts; s++) up = __fadd_rn(up, shared_float(base + C::PARTS + ((s * rows + r + columns) * TOKENS + token) * 4));
-        float residual[1];
-        load_residual(p, token, col, residual);
-        v[0] = finish_sum<!C::BLOCKS>(p, token, col, col, v[0]);
-        finish(p, residual, v);
-        if (C::GATED) v[0] = __fmul_rn(v[0], __fmul_rn(p.alpha, up));
-        store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
-    }
+    // Of plain sums by a loop of its own: what else may follow them is asked for once, and not for each.
+    if (!C::GATED && ends_plain(p)) small_m_end<C, true>(p, base + C::PARTS, first_row, rank, log_columns, parts);
+    else small_m_end<C, false>(p, base + C::PARTS, first_row, rank, log_columns, parts);
 }

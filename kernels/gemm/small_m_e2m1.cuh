@@ -187,7 +187,7 @@ template <class Number_, E2m1Weights WEIGHTS_, u32 TOKENS_, u32 PAIRS_, u32 PART
     static constexpr u32 OF_TILE = 128 / ROWS;
     // Shared memory: of each warp and stage codes and block scales; the parts of sums that the block gets; a barrier.
     static constexpr u32 CODES = 512 * OF_LANE, OF_SCALES = 4 * OF_LANE, STAGE = CODES + 32 * OF_SCALES;
-    static_assert(PAIRS <= 2 && PARTS % 4 == 0, "rows 32 apart of one tile; parts are added by fours");
+    static_assert(PAIRS <= 2 && PARTS % 4 == 0 && (PARTS & (PARTS - 1)) == 0, "rows 32 apart of one tile; warps that take turns by fours, parts by shifts");
     static constexpr u32 SUMS = PARTS * STAGES * STAGE, PARTS_BYTES = ROWS * TOKENS * 4 * PARTS, BARRIER = SUMS + PARTS_BYTES;
     static constexpr u32 SHARED = 128 + BARRIER + 16;
 };
@@ -198,6 +198,11 @@ template <> struct Unit<Bf16> { static constexpr float NVFP4 = 0x1p8f; };
 template <> struct Unit<F16> { static constexpr float NVFP4 = 0x1p14f; };
 
 // Blocks on a multiprocessor: those of sm_90 are measured, and other GPUs need some registers more.
+#if __CUDA_ARCH__ == 900
+constexpr bool IS_MEASURED = true;
+#else
+constexpr bool IS_MEASURED = false;
+#endif
 #if __CUDA_ARCH__ == 900
 template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED;
 #elif __CUDA_ARCH__ < 900
@@ -331,19 +336,43 @@ template <class C> struct SmallME2m1 {
 // a quarter of the multiprocessor, take such in turns.
 __device__ __forceinline__ u32 part_of_warp(u32 warp) { return warp / 4 * 4 + (warp + warp / 4) % 4; }
 
+// Adds the parts of the block's sums, from `got` on in its shared memory, finishes and stores them.
+template <class C, bool PLAIN>
+__device__ __forceinline__ void small_m_e2m1_end(const SmallMWeightsProblem& p, u32 got, u32 first_row, u32 rank, u32 log_rows, u32 parts) {
+    const u32 rows = 1u << log_rows, pitch = C::TOKENS * rows * 4;
+    for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
+        const u32 token = o >> log_rows, r = o & (rows - 1), of_block = rank * rows + r;
+        const u32 col = first_row + of_block / C::NEIGHBOURS * 32 + of_block % C::NEIGHBOURS;
+        if (col >= p.n) continue;
+        float v[1] = {add_parts<true>(got + ((token / 2 * rows + r) * 2 + token % 2) * 4, pitch, parts)};
+        if (C::NVFP4) v[0] = __fmul_rn(Unit<typename C::Number>::NVFP4, v[0]);
+        if constexpr (PLAIN) {
+            v[0] = finish_sum<true, true>(p, token, col, col, v[0]);
+        } else {
+            float residual[1];
+            load_residual(p, token, col, residual);
+            v[0] = finish_sum<true>(p, token, col, col, v[0]);
+            finish(p, residual, v);
+        }
+        store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
+    }
+}
+
 template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeightsProblem& p) {
     constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
     extern __shared__ char shared[];
     const u32 base = (shared_address(shared) + 127) & ~127u, got = base + C::SUMS, arrived = base + C::BARRIER;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 rank = cluster_rank(), ranks = cluster_size(), tile = blockIdx.x / ranks, of_tile = tile % C::OF_TILE;
-    const u32 steps = (p.k + 127) / 128, parts = ranks * C::PARTS, part = rank * C::PARTS + part_of_warp(warp);
+    u32 rank = cluster_rank(), ranks = cluster_size(), log_ranks = __popc(ranks - 1);
+    const u32 tile = blockIdx.x >> log_ranks, of_tile = tile % C::OF_TILE;
+    // Powers of two: what stands before the first copy is waited for.
+    const u32 steps = (p.k + 127) / 128, parts = ranks * C::PARTS, log_parts = log_ranks + __popc(C::PARTS - 1), part = rank * C::PARTS + part_of_warp(warp);
     // Rows 32 apart; 16 of them are of the first 64 of a tile, or of the others.
     const u32 first_row = tile / C::OF_TILE * 128 + of_tile % 4 * C::NEIGHBOURS + of_tile / 4 * 64, row = lane / 4;
     SmallME2m1<C> m;
     m.k = p.k;
-    m.first = (u32)((u64)steps * part / parts) * 128;
-    m.end = (u32)((u64)steps * (part + 1) / parts) * 128;
+    m.first = (steps * part >> log_parts) * 128;
+    m.end = (steps * (part + 1) >> log_parts) * 128;
     m.chunk = lane % 4 * 32;
     m.pick = pick_of<C::NVFP4>(lane);
     keep(m.chunk);
@@ -376,13 +405,14 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     }
     float sum[C::PAIRS][GROUPS][4] = {};
     m.sums(p, sum);
+    // Other GPUs have no registers to keep them through the loop.
+    if (!IS_MEASURED) rank = cluster_rank(), ranks = cluster_size(), log_ranks = __popc(ranks - 1);
 
     // To each block of the cluster its rows of this part. Some may be here before their number is announced: they count all the same.
     cluster_wait();
     if (threadIdx.x == 0 && ranks > 1) barrier_expect(arrived, C::PARTS_BYTES);
     __syncwarp();
-    // A power of two, as the number of ranks is.
-    const u32 rows = C::ROWS / ranks, log_rows = 31 - __clz(rows);
+    const u32 rows = C::ROWS >> log_ranks, log_rows = 31 - __clz(rows);
 #pragma unroll
     for (u32 j = 0; j < C::OF_LANE; j++) {
         const u32 r = C::NEIGHBOURS * j + row, to = r >> log_rows, barrier = CLUSTERS ? at_rank(arrived, to) : arrived;
@@ -397,27 +427,9 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     }
     if (ranks == 1) __syncthreads();
     else barrier_wait(arrived, 0);
-    const u32 pitch = TOKENS * rows * 4;
-    for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
-        const u32 token = o >> log_rows, r = o & (rows - 1), of_block = rank * rows + r;
-        const u32 col = first_row + of_block / C::NEIGHBOURS * 32 + of_block % C::NEIGHBOURS;
-        if (col >= p.n) continue;
-        const u32 at = got + ((token / 2 * rows + r) * 2 + token % 2) * 4;
-        float v[1] = {0.0f}, residual[1];
-        // Parts are a multiple of four: those are asked for together.
-        for (u32 s = 0; s < parts; s += 4) {
-            float each[4];
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) each[i] = shared_float(at + (s + i) * pitch);
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) v[0] = __fadd_rn(v[0], each[i]);
-        }
-        if (C::NVFP4) v[0] = __fmul_rn(Unit<typename C::Number>::NVFP4, v[0]);
-        load_residual(p, token, col, residual);
-        v[0] = finish_sum<true>(p, token, col, col, v[0]);
-        finish(p, residual, v);
-        store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
-    }
+    // As small_m() does, on the GPU where that was measured: sm_120 has no registers for both in blocks of sixteen warps.
+    if (IS_MEASURED && ends_plain(p)) small_m_e2m1_end<C, true>(p, got, first_row, rank, log_rows, parts);
+    else small_m_e2m1_end<C, false>(p, got, first_row, rank, log_rows, parts);
 }
 
 // A kernel of the tables in small_m_e2m1.cu and small_m_repacked.cu.

@@ -279,6 +279,11 @@ template <u32 PARTS> __device__ __forceinline__ float2 sum_of_parts(u32 at, u32 
     return v;
 }
 
+// Where part `part` of `parts` begins, of at most 2^19 steps of k. Mostly a power of two, which needs no division: it stands before the first copy.
+__device__ __forceinline__ u32 part_of_steps(u32 steps, u32 part, u32 parts) {
+    return parts & (parts - 1) ? steps * part / parts : steps * part >> __popc(parts - 1);
+}
+
 // The sums of a row of B and two rows of A, over the parts of a cluster of `ranks` blocks.
 __device__ __forceinline__ float2 sum_of_ranks(u32 ranks, u32 at, u32 pitch) {
     return ranks == 1 ? sum_of_parts<1>(at, pitch) : ranks == 2 ? sum_of_parts<2>(at, pitch) : ranks == 4 ? sum_of_parts<4>(at, pitch) : sum_of_parts<8>(at, pitch);
@@ -305,7 +310,7 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     const u32 rank = cluster_rank(), ranks = cluster_size();
     // The part of k that this block takes, of so many.
     const u32 split = CLUSTERS ? ranks : p.split, of_k = CLUSTERS ? rank : blockIdx.x % split;
-    const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * of_k / split);
+    const u32 steps = (p.k + 127) / 128, first = part_of_steps(steps, of_k, split);
     // Of a row's 16 units in a stage those that the lanes want at once are neighbours, and rows alternate between the halves of 128 bytes: no bank is met twice.
     const u32 place = thread % 16 ^ thread / 16 % 2 * 4, unit = (place % 4 * 4 + place / 4) * 8;
     const u32 row = thread / C::UNITS, at_row = part.row_of_b(row, p.n);
@@ -317,7 +322,7 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     SmallMTile<C> m = {p,
                        part,
                        base,
-                       (u32)((u64)steps * (of_k + 1) / split),
+                       part_of_steps(steps, of_k + 1, split),
                        base + SmallMTile<C>::place_of_codes(row, thread % C::UNITS),
                        base + C::A + thread * 16,
                        steps_within(p.k, thread % C::UNITS * (128 / C::UNITS)),
@@ -378,11 +383,11 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
         else __syncthreads();
     }
     // To each block of the cluster its rows of this part: neighbours, of either matrix.
-    const u32 rows = C::ROWS / ranks, columns = part.gated ? rows / 2 : rows;
+    const u32 rows = C::ROWS >> __popc(ranks - 1), columns = part.gated ? rows / 2 : rows, log_columns = 31 - __clz(columns);
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
         const u32 r = 32 * j + m.lane_row, of_matrix = part.gated ? r % 64 : r;
-        const u32 to = of_matrix / columns, in_block = of_matrix % columns + (part.gated && j >= 2 ? columns : 0);
+        const u32 to = of_matrix >> log_columns, in_block = (of_matrix & (columns - 1)) + (part.gated && j >= 2 ? columns : 0);
 #pragma unroll
         for (u32 t = 0; t < GROUPS; t++) {
             const u32 at = parts + ((rank * (TOKENS / 2) + t * 4 + lane % 4) * rows + in_block) * 8;
@@ -397,7 +402,7 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     else cluster_sync();
     const u32 parts_pitch = TOKENS / 2 * rows * 8;
     for (u32 o = thread; o < columns * ((part.m + 1) / 2); o += C::THREADS) {
-        const u32 pair = o / columns, r = o % columns, col = part.col + rank * columns + r, at = parts + (pair * rows + r) * 8;
+        const u32 pair = o >> log_columns, r = o & (columns - 1), col = part.col + rank * columns + r, at = parts + (pair * rows + r) * 8;
         if (col >= p.n) continue;
         const float2 both = sum_of_ranks(ranks, at, parts_pitch);
         float2 others = {0.0f, 0.0f};

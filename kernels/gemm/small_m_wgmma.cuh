@@ -239,8 +239,8 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
                         base + C::STEPS + warp * (C::RING * C::STEP),
                         C::E2M1 ? lane * 16 : lane / 4 * 128 + (lane % 4 ^ lane / 4 % 2) * 16,
                         C::E2M1 ? lane * 16 : lane / 4 * 128 + lane % 4 * 32 + lane / 4 % 2 * 16,
-                        steps * rank / ranks,
-                        steps * (rank + 1) / ranks,
+                        part_of_steps(steps, rank, ranks),
+                        part_of_steps(steps, rank + 1, ranks),
                         warp % 4 * 8 + lane / 4,
                         lane % 4 * 32,
                         pick_of<C::NVFP4>(lane),
@@ -299,11 +299,11 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
     if (ranks > 1) cluster_sync();
     else __syncthreads();
     // To each block of the cluster its rows of this part: neighbours, of either matrix.
-    const u32 rows = C::ROWS / ranks, pitch = (rows + C::APART) * 8, columns = part.gated ? rows / 2 : rows;
+    const u32 rows = C::ROWS >> __popc(ranks - 1), pitch = (rows + C::APART) * 8, columns = part.gated ? rows / 2 : rows, log_columns = 31 - __clz(columns);
 #pragma unroll
     for (u32 j = 0; j < 2; j++) {
-        const u32 r = (part.gated ? 0 : 64 * half) + 32 * j + m.lane_row, in_block = r % columns + (part.gated ? half * columns : 0);
-        const u32 at = base + (rank * (TOKENS / 2) + lane % 4) * pitch + in_block * 8, to = ranks == 1 ? at : at_rank(at, r / columns);
+        const u32 r = (part.gated ? 0 : 64 * half) + 32 * j + m.lane_row, in_block = (r & (columns - 1)) + (part.gated ? half * columns : 0);
+        const u32 at = base + (rank * (TOKENS / 2) + lane % 4) * pitch + in_block * 8, to = ranks == 1 ? at : at_rank(at, r >> log_columns);
 #pragma unroll
         for (u32 t = 0; t < TOKENS / 8; t++) {
             const float x = sum[4 * t + 2 * j], y = sum[4 * t + 2 * j + 1];
@@ -314,10 +314,10 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
     if (ranks > 1) cluster_sync();
     else __syncthreads();
     // A thread has one column, and four rows of A at a time.
-    const u32 in_block = thread % columns, col = part.col + rank * columns + in_block;
+    const u32 in_block = thread & (columns - 1), col = part.col + rank * columns + in_block;
     if (col >= p.n) return;
     const u32 last = lead + part.m - 1, first_row = part.row - lead;
-    for (u32 token = thread / columns * 4; token <= last; token += C::THREADS / columns * 4) {
+    for (u32 token = thread >> log_columns << 2; token <= last; token += C::THREADS >> log_columns << 2) {
         const u32 at = base + token / 2 * pitch + in_block * 8;
         const float2 one = sum_of_ranks(ranks, at, TOKENS / 2 * pitch), two = sum_of_ranks(ranks, at + pitch, TOKENS / 2 * pitch);
         float v[4] = {one.x, one.y, two.x, two.y}, residual[4] = {};
@@ -352,6 +352,6 @@ template <class C> __device__ __forceinline__ void small_m_wgmma(const SmallMWei
 #define SMALL_M_WGMMA_KERNEL(scales, WEIGHTS, number, Number, tokens, RING, BLOCKS)                                              \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                                    \
         gemm_small_m_##scales##_##number##_##tokens##_wgmma(SmallMWeightsProblem p, const uint4* arranged) {                     \
-        const SmallMPlace part = {p.m, 0, 0, (p.parts ? blockIdx.x : blockIdx.x / cluster_size()) * 128, 0, false};              \
+        const SmallMPlace part = {p.m, 0, 0, (p.parts ? blockIdx.x : blockIdx.x >> __popc(cluster_size() - 1)) * 128, 0, false};              \
         small_m_wgmma<SmallMWgmmaConfig<Number, Weights::WEIGHTS, tokens, RING, 4>>(p, part, arranged);                          \
     }

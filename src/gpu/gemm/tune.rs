@@ -215,7 +215,8 @@ impl GemmPlan {
         args: &mut GemmArgs<'_>,
         judge: &mut Judge,
     ) -> Result<Option<Verdict>> {
-        clear_output(handle, args)?;
+        // Old values count as zero where D is added to, and a candidate that writes nothing is found out.
+        handle.zero(&mut args.d)?;
         let ran = candidate.enqueue(handle, &self.desc, args).and_then(|()| handle.synchronize());
         if let Err(error) = ran {
             return Ok(Some(Verdict::Failed(error.to_string())));
@@ -252,17 +253,6 @@ impl std::fmt::Display for Trial {
             Verdict::Failed(error) => write!(f, "failed: {error}"),
         }
     }
-}
-
-/// Zeroes the rows of D: old values count as zero where D is added to, and a candidate that writes nothing is found out.
-/// What lies between the rows is not D's.
-fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
-    let stream = handle.queue();
-    let size = args.d.dtype().bytes();
-    let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
-    let order = stream.order();
-    let d = args.d.data_mut().at(&order)?;
-    handle.kernels().zero_2d(stream, &d, stride, rows, row_bytes)
 }
 
 /// D's rows, packed, on the host.
