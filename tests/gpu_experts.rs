@@ -8,6 +8,8 @@ mod common;
 mod experts_signal;
 #[path = "gpu_experts/grouped_tensors.rs"]
 mod grouped_tensors;
+#[path = "gpu_experts/layer.rs"]
+mod layer;
 #[path = "gpu_experts/signal.rs"]
 mod signal;
 #[path = "gpu_experts/streams.rs"]

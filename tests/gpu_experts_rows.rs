@@ -97,6 +97,47 @@ fn what_lies_between_groups_becomes_zeros() {
     refused(12, 5, &["5 groups, slots of 12 rows, in 40"]);
 }
 
+/// At any stride and alignment, and at each launch of a captured graph; between rows and around the matrix nothing is written.
+#[test]
+fn a_matrix_becomes_zeros_and_what_lies_around_its_rows_stays() {
+    let Some(handle) = handle() else { return };
+    for (dtype, rows, cols, gap, skip) in [
+        (DType::Bf16, 7, 33, 0, 0),
+        (DType::F16, 7, 33, 5, 1),
+        (DType::F32, 300, 129, 3, 3),
+        (DType::F32, 1, 129, 3, 1),
+        (DType::Bf16, 300, 1, 1, 1),
+        (DType::F32, 0, 8, 0, 2),
+        (DType::Bf16, 8, 0, 4, 0),
+    ] {
+        let (size, stride, what) = (dtype.bytes(), cols + gap, format!("{dtype} {rows} x {cols}, {gap} between rows"));
+        let poison = vec![POISON; (skip + rows * stride + 9) * size];
+        let zeros_from = |skip: usize| {
+            let mut want = poison.clone();
+            (0..rows).for_each(|row| want[(skip + row * stride) * size..][..cols * size].fill(0));
+            want
+        };
+        let mut x = upload(&handle, &poison);
+        let mut inside = x.slice_mut(skip * size..);
+        handle
+            .zero(&mut MatMut::new(&mut inside, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap())
+            .unwrap();
+        assert!(handle.stream().clone_dtoh(&x).unwrap() == zeros_from(skip), "{what}");
+
+        let mut x = handle.upload(&poison).unwrap();
+        let graph = capture_owned(&handle, || {
+            handle.zero(&mut MatMut::new(&mut x, dtype, rows, cols)?.with_row_stride(stride)?)
+        });
+        let graph = graph.unwrap();
+        assert!(handle.read_bytes(&x.view()).unwrap() == poison, "{what}, captured");
+        for _ in 0..2 {
+            handle.write(&mut x.view_mut(), &poison).unwrap();
+            handle.launch(&graph).unwrap();
+            assert!(handle.read_bytes(&x.view()).unwrap() == zeros_from(0), "{what}, launched");
+        }
+    }
+}
+
 /// Codes, scales and block scales of `count` rows from row `from` on, which begins a tile of 128.
 fn parts_of(q: &HostQuantMatrix, from: usize, count: usize) -> (Vec<u8>, Vec<u32>, Vec<u8>) {
     let (scheme, rows) = (q.scheme(), q.rows());

@@ -202,3 +202,40 @@ fn kernel_pointers_say_what_they_point_at() {
         }
     }
 }
+
+/// Its code without comments and spaces: statements, in their order.
+fn statements(code: &str) -> Vec<String> {
+    let lines = code.lines().map(|line| line.split("//").next().unwrap_or(""));
+    let together: String = lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect();
+    let parts = together.replace(",)", ")");
+    parts.split_inclusive([';', '{', '}']).map(str::to_string).collect()
+}
+
+/// An example of the documentation that needs a GPU is compiled with it, and runs where a suite has the same lines.
+#[test]
+fn the_layer_of_experts_of_the_documentation_is_one_that_runs() {
+    if !has_sources() {
+        return;
+    }
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let docs = read("docs/training.md");
+    let section = docs.split("## A layer of experts").nth(1).expect("the section on experts");
+    let example = section.split("```").nth(1).expect("its example");
+    let example: String =
+        example.lines().skip(1).filter(|line| !line.starts_with("# ")).map(|line| line.to_string() + "\n").collect();
+    // Beside other tests, whose kernels are loaded meanwhile, a capture may have to be made again.
+    let example = example.replace("handle.capture(step)", "capture_owned(&handle, step)");
+    let test = statements(&read("tests/gpu_experts/layer.rs"));
+    let of_example = statements(&example);
+    // Two pieces without anything between their lines, so that neither says less than the other: between them the test writes numbers, behind them it launches, with others.
+    let piece = |from: &str, to: &str| {
+        let at = |what: &str| of_example.iter().position(|part| part.starts_with(what)).expect(what);
+        &of_example[at(from)..=at(to)]
+    };
+    for piece in [piece("let(experts", "let(mutw,mutwt)"), piece("letplaces", "letstep=capture_owned")] {
+        let is_there = test.windows(piece.len()).any(|lines| lines == piece);
+        assert!(is_there, "tests/gpu_experts/layer.rs lacks these lines, or has others between them: {piece:#?}");
+    }
+    let launch = of_example.iter().find(|part| part.starts_with("handle.launch")).expect("a launch");
+    assert!(test.contains(launch), "{launch}");
+}

@@ -26,7 +26,7 @@ fn amax(step: usize, t: usize) -> f32 {
 fn check(handle: &Handle, scales: usize, scaling: DelayedScaling, format: Fp8Format) {
     let (window, margin, rule) = (scaling.window(), scaling.margin(), scaling.rule());
     let mut want = Array2::from_shape_fn((window, scales), |(step, t)| amax(step, t));
-    let mut factors: Vec<f32> = (0..scales).map(|t| [1.0, f32::INFINITY, 0.0, 3.5][t % 4]).collect();
+    let mut factors: Vec<f32> = (0..scales).map(|t| [1.0, f32::MAX, f32::MIN_POSITIVE, 3.5][t % 4]).collect();
     let mut history = handle.upload(want.as_slice().unwrap()).unwrap();
     let mut encode = handle.upload(&factors).unwrap();
     for step in 0..3 {

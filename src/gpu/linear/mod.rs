@@ -287,9 +287,8 @@ impl Linear {
         self.check_handle(handle)?;
         self.check_gradients(handle, &mut gradients)?;
         let LinearGradientsInto { mut weight, mut bias } = gradients;
+        handle.zero(&mut weight)?;
         let (stream, order) = (handle.queue(), handle.queue().order());
-        let (stride, row) = (weight.row_stride() * 4, self.features * 4);
-        handle.kernels().zero_2d(stream, &weight.data_mut().at(&order)?, stride, self.out, row)?;
         match &mut bias {
             Some(bias) => handle.kernels().zero(stream, &bias.at(&order)?, self.out * 4),
             None => Ok(()),

@@ -7,6 +7,7 @@ mod grouped_matrix;
 mod plain;
 mod quantized;
 mod repack;
+mod zero;
 
 pub use cast::CastMatrix;
 pub use derived::KeptWeights;
