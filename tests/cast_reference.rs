@@ -374,7 +374,10 @@ fn refusals_name_place_number_rule_and_remedy() {
     for (scale, remedy) in [
         (0.75, round),
         (3.0, round),
-        (1e-45, round),
+        (2f32.powi(-127) * 1.5, round),
+        // (2^-149 is a power of two already.)
+        (1e-45, "; pass 2^-127, or a larger one"),
+        (2f32.powi(-128), "; pass 2^-127, or a larger one"),
         (f32::MAX, "; pass 2^127, or a smaller one"),
         (0.0, factor),
         (f32::NAN, factor),

@@ -1,15 +1,38 @@
 //! The producers on the CPU: near their definition in f64, codes that differ only at a rounding boundary, and what is exact exactly.
 
-use ndarray::{Array2, s};
+use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::codec::{encode_e2m1, encode_e4m3, round_to};
 use scaled_gemm::reference::{
     ClampCounts, Noise, RmsNorm, Swiglu, cast, definition, gelu, gelu_tanh, rms_norm, round_values, silu, swiglu,
     swiglu_backward,
 };
-use scaled_gemm::{Activation, CastGroup, CastRecipe, CastScheme, CodeFormat, DType};
+use scaled_gemm::{Activation, CastGroup, CastRecipe, CastScheme, CodeFormat, DType, Error};
 
 /// numerics.md 1.7: how far values before a cast may be off, relative.
 const NEAR: f64 = 4e-7;
+
+/// A view without elements may have any number of rows or columns. (The factors of the rows were made before they were counted: a panic.)
+#[test]
+fn more_rows_than_a_matrix_has_are_refused_before_any_work() {
+    for dim in [(1 << 61, 0), (1 << 33, 0), (0, 1 << 61)] {
+        let x = ArrayView2::from_shape(dim, &[]).unwrap();
+        let half = ArrayView2::from_shape((dim.0, dim.1 / 2), &[]).unwrap();
+        let norm = RmsNorm { weight: &[], epsilon: 1e-6, residual: None, dtype: DType::Bf16 };
+        let said = [
+            swiglu(x, &Swiglu::default()).unwrap_err(),
+            swiglu_backward(x, half, &Swiglu::default()).unwrap_err(),
+            rms_norm(x, &norm).unwrap_err(),
+        ];
+        for (error, operand) in said.iter().zip(["x of SwiGLU", "x of SwiGLU", "x of a norm"]) {
+            let said = error.to_string();
+            let words = [operand, &format!("{} x {}", dim.0, dim.1), "at most 2147483647 rows and columns", "split it"];
+            assert!(matches!(error, Error::Shape { .. }) && words.iter().all(|word| said.contains(word)), "{said}");
+        }
+        // One number an element needs no memory for none.
+        [silu, gelu, gelu_tanh].into_iter().for_each(|f| assert_eq!(f(x).dim(), dim));
+        assert_eq!(round_values(silu(x), DType::Bf16).dim(), dim);
+    }
+}
 
 /// Every way to call SwiGLU on `rows` rows.
 fn options<'a>(weights: &'a [f32], experts: &'a [i32]) -> Vec<Swiglu<'a>> {

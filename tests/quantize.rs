@@ -4,9 +4,12 @@ use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::codec::{decode, encode};
 use scaled_gemm::reference::{
-    Noise, amax, definition, dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db,
+    Noise, amax, definition, dequantize, quantize, quantize_rows, quantize_tensor, quantize_transposed, sqnr_db,
 };
-use scaled_gemm::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, HostQuantMatrix};
+use scaled_gemm::{
+    CodeRounding, DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, HostQuantMatrix, Recipe,
+    Result,
+};
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
 const VECTOR: Fp8Recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, E4M3);
@@ -70,6 +73,27 @@ fn any_bits_give_what_the_definition_gives() {
                 assert!(got.iter().zip(&want).all(same), "{recipe:?} {out}");
             }
         }
+    }
+}
+
+/// A view without elements may have any number of rows or columns. (Tables of the rows were made before they were counted: panics, hours
+/// of work, and aborts.)
+#[test]
+fn more_rows_than_a_matrix_has_are_refused_before_any_work() {
+    for dim in [(1 << 61, 0), (1 << 33, 0), (1 << 31, 0), (0, 1 << 61)] {
+        let x = ArrayView2::from_shape(dim, &[]).unwrap();
+        let refused = |what: &str, result: Result<HostQuantMatrix>, (rows, cols): (usize, usize)| {
+            let said = result.unwrap_err().to_string();
+            let words = [&format!("{rows} x {cols}")[..], "at most 2147483647 rows and columns", "split it"];
+            assert!(words.iter().all(|word| said.contains(word)), "{what}: {said}");
+        };
+        for recipe in Recipe::all(CodeRounding::Stochastic { seed: 1, offset: 2 }) {
+            let what = format!("{dim:?} {recipe}");
+            refused(&what, quantize(x, DType::Bf16, recipe), dim);
+            refused(&what, quantize_transposed(x, DType::Bf16, recipe), (dim.1, dim.0));
+            refused(&what, quantize_rows(x, DType::Bf16, recipe, GivenScale::Amax(1.0), 0), dim);
+        }
+        refused("given", quantize_tensor(x, E4M3, GivenScale::Encode(1.0)).map(|(q, _)| q), dim);
     }
 }
 

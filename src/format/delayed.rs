@@ -97,6 +97,18 @@ impl DelayedState {
         Self { encode: 1.0, history: vec![0.0; rule.window()] }
     }
 
+    /// Refuses a factor that no update gives.
+    pub(crate) fn check_encode(encode: f32, place: impl FnOnce() -> String, remedy: &str) -> Result<()> {
+        if is_factor(encode) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("the number {encode:e} {}", place()),
+            "factors and their inverses are finite and above 0",
+            remedy,
+        ))
+    }
+
     /// Refuses states of X, W and dY that none can be.
     pub(crate) fn check_all(states: &[Self; 3], rule: DelayedScaling) -> Result<()> {
         for (name, Self { encode, history }) in ["X", "W", "dY"].iter().zip(states) {
@@ -108,9 +120,9 @@ impl DelayedState {
                     "take a state of a layer with this window",
                 ));
             }
-            let good = encode.is_finite() && *encode > 0.0 && (1.0 / encode).is_finite();
-            if let Some(bad) =
-                (!good).then_some(encode).or_else(|| history.iter().find(|amax| amax.is_nan() || **amax < 0.0))
+            if let Some(bad) = (!is_factor(*encode))
+                .then_some(encode)
+                .or_else(|| history.iter().find(|amax| amax.is_nan() || **amax < 0.0))
             {
                 return Err(Error::unsupported(
                     format!("the number {bad:e} in the delayed state of {name}"),
@@ -121,4 +133,8 @@ impl DelayedState {
         }
         Ok(())
     }
+}
+
+fn is_factor(encode: f32) -> bool {
+    encode.is_finite() && encode > 0.0 && (1.0 / encode).is_finite()
 }

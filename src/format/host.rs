@@ -208,16 +208,8 @@ fn row_bytes(scheme: Scheme, cols: usize) -> usize {
 }
 
 /// Keeps every product of two dimensions far from overflow, and rows of half-byte codes whole.
-fn check_dims(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
-    const LIMIT: usize = i32::MAX as usize;
-    if rows > LIMIT || cols > LIMIT {
-        return Err(Error::shape(
-            "matrix",
-            format!("{rows} x {cols}"),
-            format!("must have at most {LIMIT} rows and columns"),
-            "split it",
-        ));
-    }
+pub(crate) fn check_dims(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
+    check_extents("matrix", rows, cols)?;
     if scheme.spec().format == CodeFormat::E2M1 && !cols.is_multiple_of(2) {
         return Err(Error::shape(
             "matrix",
@@ -227,6 +219,21 @@ fn check_dims(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// The first part of [`check_dims`], which is for what has no scheme, too. Whoever makes a matrix asks before anything of its size is
+/// made: a view without elements may have any number of rows or columns.
+pub(crate) fn check_extents(operand: &str, rows: usize, cols: usize) -> Result<()> {
+    const LIMIT: usize = i32::MAX as usize;
+    if rows <= LIMIT && cols <= LIMIT {
+        return Ok(());
+    }
+    Err(Error::shape(
+        operand,
+        format!("{rows} x {cols}"),
+        format!("must have at most {LIMIT} rows and columns"),
+        "split it",
+    ))
 }
 
 fn check_len(what: &str, scheme: Scheme, rows: usize, cols: usize, found: usize, want: usize) -> Result<()> {

@@ -179,6 +179,7 @@ pub(crate) fn check_given_scales(scheme: CastScheme, rows: usize, cols: usize, s
             let remedy = match scales[at] {
                 // What is rounded up beyond the largest is none.
                 scale if scale > LARGEST && scale.is_finite() => "pass 2^127, or a smaller one",
+                scale if scale > 0.0 && scale < f32::MIN_POSITIVE / 2.0 => "pass 2^-127, or a larger one",
                 scale if scale > 0.0 && scale.is_finite() => "round it up to a power of two",
                 _ => FACTOR,
             };

@@ -28,6 +28,7 @@ pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};
 pub use given::{GivenScale, GroupScale};
 pub use grouped::{GroupedLayout, GroupedMember, GroupedRecipe, GroupedScales, GroupedScheme};
 pub use host::{HostParts, HostQuantMatrix};
+pub(crate) use host::{check_dims, check_extents};
 pub use host_cast::HostCastMatrix;
 pub(crate) use host_cast::{check_given_scales, of_byte};
 #[cfg(feature = "cuda")]

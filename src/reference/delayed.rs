@@ -1,16 +1,21 @@
 //! Delayed scaling: the factor of the next step from the amax of past steps.
 
 use crate::error::Result;
-use crate::format::{AmaxHistory, DelayedScaling, Fp8Format, GroupScale};
+use crate::format::{AmaxHistory, DelayedScaling, DelayedState, Fp8Format, GroupScale};
+
+/// What helps where a factor of the step before is none.
+pub(super) const REMEDY: &str = "pass what the update before gave, and 1 before the first";
 
 /// `encode = fl(fl(MAX * 2^-margin) / amax)`, `scale = fl(1 / encode)`: TransformerEngine's update after a step.
 ///
-/// `history[0]` is the amax of the step just finished. An amax of 0, infinity or NaN keeps `previous_encode`; an overflow
-/// gives FLT_MAX. Afterwards the history is rotated left by one and slot 0 cleared for the next step. An empty history
+/// `history[0]` is the amax of the step just finished. With [`AmaxHistory::Max`] the amax is the largest of the history, NaN and negative numbers
+/// ignored: one of 0 (there is nothing else) or infinity keeps `previous_encode`. With [`AmaxHistory::MostRecent`] it is `history[0]`: 0, infinity,
+/// NaN or a negative number keeps `previous_encode`. An overflow gives FLT_MAX. Afterwards the history is rotated left by one and slot 0 cleared for the next step. An empty history
 /// keeps `previous_encode`. Allocates nothing.
 ///
 /// # Errors
-/// [`Error::Unsupported`](crate::Error::Unsupported) for a margin beyond [`DelayedScaling::MAX_MARGIN`]; the history is not touched then.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a margin beyond [`DelayedScaling::MAX_MARGIN`], and unless `previous_encode` and its inverse are finite and
+/// above 0; the history is not touched then.
 pub fn delayed_update(
     history: &mut [f32],
     previous_encode: f32,
@@ -19,6 +24,7 @@ pub fn delayed_update(
     rule: AmaxHistory,
 ) -> Result<GroupScale> {
     DelayedScaling::check_margin(margin)?;
+    DelayedState::check_encode(previous_encode, || "as the factor of the step before".into(), REMEDY)?;
     Ok(update(history, previous_encode, format, margin, rule))
 }
 
@@ -73,6 +79,38 @@ mod tests {
         }
         let next = delayed_update(&mut [2.0, 4.0], 1.0, Fp8Format::E4M3, -8, AmaxHistory::Max).unwrap();
         assert_eq!(next, GroupScale { encode: 112.0 * 256.0, scale: 1.0 / (112.0 * 256.0) });
+    }
+
+    /// It was taken, and a scale of infinity, NaN or a negative number given.
+    #[test]
+    fn factors_that_no_update_gives_are_refused() {
+        for previous in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-45] {
+            let mut history = [0.0, 4.0];
+            let said = delayed_update(&mut history, previous, Fp8Format::E4M3, 0, AmaxHistory::Max).unwrap_err();
+            let said = said.to_string();
+            let words = [
+                &format!("the number {previous:e} as the factor of the step before"),
+                "factors and their inverses are finite and above 0",
+                "pass what the update before gave",
+            ];
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+            assert_eq!(history, [0.0, 4.0], "written");
+        }
+        for previous in [f32::MAX, f32::MIN_POSITIVE] {
+            let kept = delayed_update(&mut [0.0], previous, Fp8Format::E4M3, 0, AmaxHistory::Max).unwrap();
+            assert_eq!(kept, GroupScale { encode: previous, scale: 1.0 / previous });
+        }
+    }
+
+    /// As the documentation says.
+    #[test]
+    fn nan_in_a_history_is_ignored_by_the_largest_and_keeps_the_factor_as_the_latest() {
+        for (rule, want) in [(AmaxHistory::Max, 224.0), (AmaxHistory::MostRecent, 7.0)] {
+            for bad in [f32::NAN, -3.0] {
+                let next = delayed_update(&mut [bad, 2.0], 7.0, Fp8Format::E4M3, 0, rule).unwrap();
+                assert_eq!(next.encode, want, "{rule}");
+            }
+        }
     }
 
     /// As docs/training.md tells.

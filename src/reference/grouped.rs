@@ -18,14 +18,14 @@ use std::ops::Range;
 
 use ndarray::ArrayViewMut2;
 
-use super::delayed::delayed_update_if_seen;
+use super::delayed::{REMEDY, delayed_update_if_seen};
 use super::parallel;
 use super::quantize::amax;
 use crate::epilogue::ActivationGradient;
 use crate::error::{Error, Result};
 use crate::format::{
-    AmaxHistory, DType, DelayedScaling, Fp8Format, GivenScale, GroupScale, GroupedLayout, GroupedRecipe, GroupedScheme,
-    HostGroupedTensor, codec,
+    AmaxHistory, DType, DelayedScaling, DelayedState, Fp8Format, GivenScale, GroupScale, GroupedLayout, GroupedRecipe,
+    GroupedScheme, HostGroupedTensor, codec,
 };
 
 /// Elements of the pieces that cores share: a member may be one element or the whole buffer.
@@ -245,7 +245,8 @@ pub fn raise_amax(running: &mut [f32], amax: &[f32]) -> Result<()> {
 /// step, an expert without tokens, forgets nothing. Without rows all keep `previous_encode`. Allocates the result and one column.
 ///
 /// # Errors
-/// [`Error::Shape`] if the columns of the history are not as many as `previous_encode`, [`Error::Unsupported`] for a margin beyond [`DelayedScaling::MAX_MARGIN`]; nothing is written then.
+/// [`Error::Shape`] if the columns of the history are not as many as `previous_encode`, [`Error::Unsupported`] for a margin beyond [`DelayedScaling::MAX_MARGIN`],
+/// and for a factor that is not finite and above 0, or whose inverse is not; nothing is written then. (A device takes any, since it cannot refuse what it has not read.)
 pub fn delayed_update_grouped(
     mut history: ArrayViewMut2<f32>,
     previous_encode: &[f32],
@@ -262,6 +263,9 @@ pub fn delayed_update_grouped(
         ));
     }
     DelayedScaling::check_margin(margin)?;
+    for (t, encode) in previous_encode.iter().enumerate() {
+        DelayedState::check_encode(*encode, || format!("as factor {t} of the step before"), REMEDY)?;
+    }
     let update = |(mut column, previous): (ndarray::ArrayViewMut1<f32>, &f32)| {
         let mut steps = column.to_vec();
         let factors = delayed_update_if_seen(&mut steps, *previous, format, margin, rule);

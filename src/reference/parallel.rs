@@ -1,4 +1,4 @@
-//! Spreads independent work over all cores, by rayon.
+//! Spreads independent work over all cores, by rayon. What is not worth it stays on the caller's, and makes no threads.
 
 use rayon::prelude::*;
 
@@ -13,6 +13,9 @@ pub(super) fn for_each_piece<T: Send>(data: &mut [T], len: usize, cost: usize, w
         return;
     }
     let pieces = GRAIN.div_ceil(len.saturating_mul(cost).max(1));
+    if data.len().div_ceil(len) <= pieces {
+        return data.chunks_mut(len).enumerate().for_each(|(i, piece)| work(i, piece));
+    }
     let all = data.par_chunks_mut(len).with_min_len(pieces).enumerate();
     all.for_each(|(i, piece)| work(i, piece));
 }
@@ -30,6 +33,9 @@ pub(super) fn for_each_pair<A: Send, B: Send>(
         return;
     }
     let pieces = GRAIN.div_ceil(a_len.saturating_mul(cost).max(1));
+    if a.len().div_ceil(a_len) <= pieces {
+        return a.chunks_mut(a_len).zip(b.chunks_mut(b_len)).enumerate().for_each(|(i, (a, b))| work(i, a, b));
+    }
     let all = a.par_chunks_mut(a_len).zip(b.par_chunks_mut(b_len)).with_min_len(pieces).enumerate();
     all.for_each(|(i, (a, b))| work(i, a, b));
 }

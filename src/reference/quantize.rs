@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{
     BlockShape, DType, Extent, Fp8Format, Fp8Recipe, GivenScale, GroupScale, HostQuantMatrix, Mxfp4Recipe, Mxfp8Recipe,
-    Nvfp4Recipe, Recipe, Scheme, codec, pair,
+    Nvfp4Recipe, Recipe, Scheme, check_dims, codec, pair,
 };
 
 /// The largest magnitude; NaN ignored, 0 if there is nothing else.
@@ -50,8 +50,8 @@ pub(super) fn largest(x: &[f32]) -> f32 {
 /// E2M1; infinity gives what the formulas give. Runs on all cores; allocates the result and one table of its size at most.
 ///
 /// # Errors
-/// [`Error::Shape`] if the columns are not a multiple of 16, or the rows of [`Recipe::row_multiple`]; [`Error::DType`] if
-/// `source` is an 8-bit type.
+/// [`Error::Shape`] if the columns are not a multiple of 16, or the rows of [`Recipe::row_multiple`], or there are more than 2^31 - 1 of
+/// either; [`Error::DType`] if `source` is an 8-bit type.
 pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) -> Result<HostQuantMatrix> {
     let recipe = recipe.into();
     check(&x, source, recipe)?;
@@ -190,7 +190,9 @@ pub(super) fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Resul
         return Err(Error::dtype("x", source, "cannot be quantized", "pass bf16, f16 or f32"));
     }
     recipe.check(x.nrows())?;
-    pair::check_quantize_cols("x", x.ncols())
+    pair::check_quantize_cols("x", x.ncols())?;
+    // Before anything of this size is made: what has no elements may have any number of rows.
+    check_dims(recipe.scheme(), x.nrows(), x.ncols())
 }
 
 /// Refuses a part that begins within a tile: its tiles would not be those of the whole.
@@ -227,9 +229,10 @@ pub(super) fn check_given(x: &ArrayView2<f32>, source: DType, recipe: Recipe) ->
 /// `code = sat(fl(x * encode))` with a given scale, and the amax of `x` before scaling (NaN ignored). No scale is refused ([`GivenScale`]).
 ///
 /// # Errors
-/// [`Error::Shape`] if the columns are not a multiple of 16.
+/// [`Error::Shape`] if the columns are not a multiple of 16, or there are more than 2^31 - 1 rows or columns.
 pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: GivenScale) -> Result<(HostQuantMatrix, f32)> {
     pair::check_quantize_cols("x", x.ncols())?;
+    check_dims(Scheme::Fp8Tensor(format), x.nrows(), x.ncols())?;
     let matrix = cast(&x, Scheme::Fp8Tensor(format), format, &[scale.factors()?])?;
     Ok((matrix, amax_of(&x)))
 }

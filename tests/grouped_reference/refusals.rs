@@ -202,6 +202,15 @@ fn calls_that_do_not_fit_are_refused_in_words() {
         "delayed scaling with a margin of 200 is not supported: beyond 8 either way factors leave the range of FP32; use 0, or a few \
          powers of two",
     );
+    for previous in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        says(
+            delayed_update_grouped(history.view_mut(), &[1.0, previous], Fp8Format::E4M3, 0, AmaxHistory::Max),
+            &format!(
+                "the number {previous:e} as factor 1 of the step before is not supported: factors and their inverses are finite and above \
+                 0; pass what the update before gave, and 1 before the first"
+            ),
+        );
+    }
     assert!(history.iter().all(|amax| *amax == 1.0));
     assert_eq!(GroupedScales::ALL.map(|scales| scales.count(0)), [0, 1]);
 }

@@ -5,7 +5,7 @@ use ndarray::{Array2, ArrayView2};
 use super::sum::sum_of_products;
 use super::{matrix, parallel, row};
 use crate::error::{Error, Result};
-use crate::format::{DType, codec};
+use crate::format::{DType, check_extents, codec};
 
 /// What [`rms_norm`] needs beside x.
 #[derive(Debug, Clone, Copy)]
@@ -46,8 +46,8 @@ pub struct RmsNormed {
 /// result.
 ///
 /// # Errors
-/// [`Error::Shape`] if the weight has not one element for each column, or the residual another shape; [`Error::DType`] for 8-bit types;
-/// [`Error::Unsupported`] unless epsilon is finite and at least 0.
+/// [`Error::Shape`] if there are more than 2^31 - 1 rows or columns, the weight has not one element for each column, or the residual
+/// another shape; [`Error::DType`] for 8-bit types; [`Error::Unsupported`] unless epsilon is finite and at least 0.
 pub fn rms_norm(x: ArrayView2<f32>, options: &RmsNorm<'_>) -> Result<RmsNormed> {
     check(&x, options)?;
     let (rows, cols) = x.dim();
@@ -71,6 +71,8 @@ pub fn rms_norm(x: ArrayView2<f32>, options: &RmsNorm<'_>) -> Result<RmsNormed> 
 
 fn check(x: &ArrayView2<f32>, options: &RmsNorm<'_>) -> Result<()> {
     let (rows, cols) = x.dim();
+    // Before anything of this size is made: what has no elements may have any number of rows.
+    check_extents("x of a norm", rows, cols)?;
     if options.weight.len() != cols {
         return Err(Error::shape(
             "weight of a norm",

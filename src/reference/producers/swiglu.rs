@@ -6,7 +6,7 @@ use super::sum::sum_of_products;
 use super::{matrix, parallel, row};
 use crate::epilogue::sigmoid;
 use crate::error::{Error, Result};
-use crate::format::{DType, codec};
+use crate::format::{DType, check_extents, codec};
 
 /// What [`swiglu`] and [`swiglu_backward`] take beside x; nothing by default.
 #[derive(Debug, Clone, Copy, Default)]
@@ -53,8 +53,8 @@ pub struct SwigluGradients {
 /// ([`round_values`](super::round_values)). Runs on all cores; allocates the result.
 ///
 /// # Errors
-/// [`Error::Shape`] if the columns of x are odd, or weights or experts are not one for each row; [`Error::Unsupported`] for a clamp that
-/// is negative or NaN.
+/// [`Error::Shape`] if the columns of x are odd, there are more than 2^31 - 1 rows or columns, or weights or experts are not one for each
+/// row; [`Error::Unsupported`] for a clamp that is negative or NaN.
 pub fn swiglu(x: ArrayView2<f32>, options: &Swiglu<'_>) -> Result<(Array2<f32>, ClampCounts)> {
     let [rows, half] = options.check(&x)?;
     let mut counts = vec![ClampCounts::default(); rows];
@@ -135,6 +135,8 @@ impl Swiglu<'_> {
     /// Rows and columns of the result.
     pub(in crate::reference) fn check(&self, x: &ArrayView2<f32>) -> Result<[usize; 2]> {
         let (rows, cols) = x.dim();
+        // Before anything of this size is made: what has no elements may have any number of rows.
+        check_extents("x of SwiGLU", rows, cols)?;
         if !cols.is_multiple_of(2) {
             return Err(Error::shape(
                 "x of SwiGLU",
