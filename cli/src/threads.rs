@@ -6,8 +6,9 @@ use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 use crate::output::Failure;
 
-/// What helps where a thread cannot be made.
-pub const REMEDY: &str = "raise the limit of the user (ulimit -u) or of the container (pids), or end other programs";
+/// What helps where a thread cannot be made. The system says the same of a stack that finds no memory.
+pub const REMEDY: &str =
+    "raise the limit of the user (ulimit -u), of the container (pids) or of memory (ulimit -v), or end other programs";
 
 /// What the system said of a thread, with the remedy.
 pub fn refused(what: &str, error: &io::Error, remedy: &str) -> Failure {

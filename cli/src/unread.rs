@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, SCALE_ENDINGS, TensorInfo};
+use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dtype, SCALE_ENDINGS, TensorInfo};
 use scaled_gemm::model_folder::ModelConfig;
 
 use crate::folder::{module, some};
 use crate::output::count;
 
-/// How the names of the tensors of a matrix end, but for scales with one of [`SCALE_ENDINGS`].
-const PARTS: [&str; 4] = ["", "_packed", "_blocks", "_scales"];
+/// How the names of scales of gpt-oss's experts go on after that of their matrix; those of others have one of [`SCALE_ENDINGS`].
+const BLOCK_SCALES: &str = "_scales";
 
 /// The last part of the name of AWQ's factors of activations.
 const PRE_SCALE: &str = "pre_quant_scale";
@@ -22,7 +22,7 @@ const LOW_RANK: [&str; 2] = ["svdquant_lora_a", "svdquant_lora_b"];
 /// Tensors that hold codes, by their type, and belong to no matrix that is read.
 pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
     // Also of matrices that lack a part: what is there of them is in a format that is read.
-    let parts = || PARTS.iter().chain(&SCALE_ENDINGS);
+    let parts = || CODES_ENDINGS.iter().chain(&SCALE_ENDINGS).chain(&[BLOCK_SCALES]);
     let tensors =
         |name: &str| input.tensors_of(name).unwrap_or_else(|_| parts().map(|part| format!("{name}{part}")).collect());
     let read: HashSet<String> = input.quantized().into_iter().flat_map(tensors).collect();

@@ -111,7 +111,12 @@ fn a_signal_leaves_nothing_and_what_was_there() {
     child.wait_with_output().unwrap();
     // It is said, while nobody writes it; the other is being written.
     let child = spawn(&args);
-    wait_for("the temporary file", || folder.names().len() > 3);
+    let is_held = |name: &String| {
+        let file = fs::File::open(folder.0.join(name));
+        name.ends_with(".tmp")
+            && file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
+    };
+    wait_for("the temporary file to be held", || folder.names().iter().any(is_held));
     let names = folder.names();
     let text = said(&["quantize", &input, "-o", &output, "--recipe", "fp8-row"]);
     assert_words(&text, &[".tmp: was left by a run that was killed; it may be removed"]);

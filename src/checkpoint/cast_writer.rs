@@ -13,6 +13,39 @@ pub(super) struct PlannedCast {
     pub(super) cols: usize,
 }
 
+impl PlannedCast {
+    /// Refuses what are no rows of the cast from `first` on; gives where they end.
+    fn check_part(&self, writer: &CheckpointWriter, name: &str, first: usize, part: &HostCastMatrix) -> Result<usize> {
+        let Self { scheme, rows, cols } = *self;
+        if part.scheme() != scheme {
+            let found = format!("is cast to {} where the layout says {scheme}", part.scheme());
+            return Err(writer.refuse(name, found, SCHEME));
+        }
+        let end = first + part.rows();
+        let [height, _] = scheme.group().extents();
+        let height = height.size(rows);
+        if part.cols() != cols || end > rows || (end < rows && !part.rows().is_multiple_of(height)) {
+            let found = format!(
+                "got rows {first} to {end} of {} columns, where the layout says {rows} x {cols}, by whole groups of {height} rows",
+                part.cols()
+            );
+            return Err(writer.refuse(name, found, ROWS));
+        }
+        let [_, across] = scheme.group().grid(rows, cols);
+        let band = first / height;
+        if let Some(at) = part.scales().iter().position(|scale| !is_scale(*scale)) {
+            let found = format!(
+                "scale ({}, {}) is {}: no reader accepts one that is not finite, or negative",
+                band + at / across,
+                at % across,
+                part.scales()[at]
+            );
+            return Err(writer.refuse(name, found, "quantize finite values"));
+        }
+        Ok(end)
+    }
+}
+
 /// A cast of a layout, from its first rows to its last.
 ///
 /// What does not lie in the order of the rows is kept until the matrix is whole: scales other than `row-major`, and transposed codes.
@@ -63,31 +96,9 @@ impl<'w> CastWriter<'w> {
     /// and for a scale that is not finite, or negative, which no reader accepts; [`Error::Io`](crate::Error::Io).
     pub fn append(&mut self, part: &HostCastMatrix) -> Result<()> {
         let PlannedCast { scheme, rows, cols } = self.planned;
-        if part.scheme() != scheme {
-            let found = format!("is cast to {} where the layout says {scheme}", part.scheme());
-            return Err(self.writer.refuse(&self.name, found, SCHEME));
-        }
-        let (first, end) = (self.rows, self.rows + part.rows());
+        let (first, end) = (self.rows, self.planned.check_part(self.writer, &self.name, self.rows, part)?);
         let [height, _] = scheme.group().extents();
-        let height = height.size(rows);
-        if part.cols() != cols || end > rows || (end < rows && !part.rows().is_multiple_of(height)) {
-            let found = format!(
-                "got rows {first} to {end} of {} columns, where the layout says {rows} x {cols}, by whole groups of {height} rows",
-                part.cols()
-            );
-            return Err(self.writer.refuse(&self.name, found, ROWS));
-        }
-        let [all, across] = scheme.group().grid(rows, cols);
-        let band = first / height;
-        if let Some(at) = part.scales().iter().position(|scale| !is_scale(*scale)) {
-            let found = format!(
-                "scale ({}, {}) is {}: no reader accepts one that is not finite, or negative",
-                band + at / across,
-                at % across,
-                part.scales()[at]
-            );
-            return Err(self.writer.refuse(&self.name, found, "quantize finite values"));
-        }
+        let ([all, across], band) = (scheme.group().grid(rows, cols), first / height.size(rows));
         if scheme.is_transposed() {
             let of = |rows: usize| rows * scheme.format().bits() / 8;
             let columns = part.codes().chunks_exact(of(part.rows()).max(1));
@@ -122,8 +133,7 @@ impl<'w> CastWriter<'w> {
     pub fn finish(mut self) -> Result<()> {
         let PlannedCast { rows, .. } = self.planned;
         if self.rows != rows {
-            let found = format!("got {} rows where the layout says {rows}", self.rows);
-            return Err(self.writer.refuse(&self.name, found, ROWS));
+            return Err(self.writer.too_few_rows(&self.name, self.rows, rows));
         }
         self.codes.append(&self.kept_codes)?;
         self.scales.append(&self.kept_scales)?;
@@ -151,6 +161,13 @@ impl CheckpointWriter {
     /// # Errors
     /// As [`CheckpointWriter::cast`] and [`CastWriter::append`].
     pub fn write_cast(&self, name: &str, matrix: &HostCastMatrix) -> Result<()> {
+        // Before a tensor is begun, which it is once: after a refusal the right matrix can be written.
+        if let Some(planned) = self.casts.get(name) {
+            planned.check_part(self, name, 0, matrix)?;
+            if matrix.rows() != planned.rows {
+                return Err(self.too_few_rows(name, matrix.rows(), planned.rows));
+            }
+        }
         let mut writer = self.cast(name)?;
         writer.append(matrix)?;
         writer.finish()

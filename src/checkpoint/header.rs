@@ -186,7 +186,7 @@ impl Header {
 }
 
 /// The name under which a header holds its metadata.
-const METADATA: &str = "__metadata__";
+pub(super) const METADATA: &str = "__metadata__";
 /// How the metadata entry of a matrix begins: its recipe.
 pub(super) const RECIPE_KEY: &str = "scaled_gemm.";
 

@@ -9,11 +9,11 @@ use safetensors::Dtype;
 use super::cast_recipe::{WrittenCast, cast_codes, cast_scales};
 use super::cast_writer::PlannedCast;
 use super::comfy;
-use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
+use super::header::{Header, METADATA, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
 use super::names::{
     Dialect, NibbleOrder, OLD_COMFY_SCALE, SCALE_ENDINGS, SCALE_SUFFIXES, ScaleMeaning, code_format,
-    input_scale_tensor, is_read_as_scale, is_scale_beside, of_blocks, tensors_of,
+    input_scale_tensor, is_read_as_scale, is_scale_beside, of_blocks, scaled_by_old_comfy, tensors_of,
 };
 use super::recipe::WrittenRecipe;
 use super::source::refuse_file;
@@ -100,7 +100,7 @@ impl CheckpointLayout {
         };
         // The older name of ComfyUI, which gives it to the scale of whatever is there.
         let old = |name: &str| {
-            let (matrix, is_read) = of(&format!("{}weight", name.strip_suffix(OLD_COMFY_SCALE)?), OLD_COMFY_SCALE)?;
+            let (matrix, is_read) = of(&scaled_by_old_comfy(name)?, OLD_COMFY_SCALE)?;
             Some((matrix, is_read || self.dialect == Dialect::ComfyUi))
         };
         let of_name = |name: &str| {
@@ -291,8 +291,10 @@ impl CheckpointLayout {
         if files.is_empty() {
             files = shard_names(file + 1).iter().map(|name| path.join(name)).collect();
         }
-        let header = Header::new(self.tensors, self.metadata)
-            .map_err(|name| refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"))?;
+        let header = Header::new(self.tensors, self.metadata).map_err(|name| match name == METADATA {
+            true => refuse(&name, "has the name that safetensors keeps for its metadata".into(), "rename it"),
+            false => refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"),
+        })?;
         let comfy = self.planned.matrices.iter().filter(|(_, planned)| planned.dialect == Dialect::ComfyUi);
         let comfy =
             comfy.map(|(name, planned)| (comfy::layer(name).into(), dialect_format(planned.scheme).into())).collect();

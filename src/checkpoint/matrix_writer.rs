@@ -21,6 +21,37 @@ pub struct MatrixWriter<'w> {
     whole: Option<f32>,
 }
 
+impl Planned {
+    /// Refuses what are no rows of the matrix from `first` on; gives where they end.
+    pub(super) fn check_part(
+        &self,
+        writer: &CheckpointWriter,
+        name: &str,
+        first: usize,
+        part: &HostQuantMatrix,
+    ) -> Result<usize> {
+        let Self { scheme, basis, rows, cols, .. } = *self;
+        if (part.scheme(), part.basis()) != (scheme, basis) {
+            let found = format!("is {} ({:?}) where the layout says {scheme} ({basis:?})", part.scheme(), part.basis());
+            return Err(writer.refuse(name, found, SCHEME));
+        }
+        let end = first + part.rows();
+        let group = match scheme.spec().group_rows {
+            _ if self.dialect == Dialect::ComfyUi => 128,
+            Extent::All => 1,
+            extent => extent.size(rows),
+        };
+        if part.cols() != cols || end > rows || (end < rows && !part.rows().is_multiple_of(group)) {
+            let found = format!(
+                "got rows {first} to {end} of {} columns, where the layout says {rows} x {cols}, by whole groups of {group} rows",
+                part.cols()
+            );
+            return Err(writer.refuse(name, found, ROWS));
+        }
+        Ok(end)
+    }
+}
+
 impl<'w> MatrixWriter<'w> {
     pub(super) fn begin(writer: &'w CheckpointWriter, name: &str) -> Result<Self> {
         let Some(planned) = writer.matrices.get(name).copied() else {
@@ -51,25 +82,8 @@ impl<'w> MatrixWriter<'w> {
     /// among parts, for parts with different scales of the whole matrix, and for a scale that is not finite, which no reader
     /// accepts; [`Error::Io`].
     pub fn append(&mut self, part: &HostQuantMatrix) -> Result<()> {
-        let Planned { scheme, basis, rows, cols, .. } = self.planned;
-        if (part.scheme(), part.basis()) != (scheme, basis) {
-            let found = format!("is {} ({:?}) where the layout says {scheme} ({basis:?})", part.scheme(), part.basis());
-            return Err(self.writer.refuse(&self.name, found, SCHEME));
-        }
-        let end = self.rows + part.rows();
-        let group = match scheme.spec().group_rows {
-            _ if self.planned.dialect == Dialect::ComfyUi => 128,
-            Extent::All => 1,
-            extent => extent.size(rows),
-        };
-        if part.cols() != cols || end > rows || (end < rows && !part.rows().is_multiple_of(group)) {
-            let found = format!(
-                "got rows {} to {end} of {} columns, where the layout says {rows} x {cols}, by whole groups of {group} rows",
-                self.rows,
-                part.cols()
-            );
-            return Err(self.writer.refuse(&self.name, found, ROWS));
-        }
+        let scheme = self.planned.scheme;
+        let end = self.planned.check_part(self.writer, &self.name, self.rows, part)?;
         let (scales, block_scales) = (part.logical_scales(), part.logical_block_scales());
         self.check_finite(&scales, &block_scales)?;
         let comfy = self.planned.dialect == Dialect::ComfyUi;

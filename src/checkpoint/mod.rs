@@ -79,7 +79,7 @@ pub use fused::Heads;
 pub use header::TensorInfo;
 pub use layout::CheckpointLayout;
 pub use matrix_writer::MatrixWriter;
-pub use names::{Dialect, NibbleOrder, SCALE_ENDINGS};
+pub use names::{CODES_ENDINGS, Dialect, NibbleOrder, SCALE_ENDINGS, scaled_by_name};
 pub use output::OutputFile;
 pub use output_folder::{FolderRemoval, OutputFolder};
 pub use plain_rows::PlainRows;

@@ -1,5 +1,7 @@
 //! Which tensors belong together, and which scheme they are.
 
+use std::borrow::Cow;
+
 use safetensors::Dtype;
 
 use crate::format::layout::ScaleLayout;
@@ -22,6 +24,9 @@ pub(super) const OLD_COMFY_SCALE: &str = "scale_weight";
 /// first, since `_global_scale` ends in `_scale`, too.
 pub const SCALE_ENDINGS: [&str; 4] = [DIVISOR_SUFFIX, SCALE_SUFFIXES[1], SECOND_SUFFIX, SCALE_SUFFIXES[0]];
 
+/// How the names of codes go on after that of their matrix, in every dialect.
+pub const CODES_ENDINGS: [&str; 3] = ["", PACKED_SUFFIX, BLOCKS_SUFFIX];
+
 /// How the names go on of the codes that scales with such an ending are of.
 pub(super) fn codes_of(ending: &str) -> &'static [&'static str] {
     match ending {
@@ -39,8 +44,20 @@ pub(super) fn scaled_beside(name: &str, is_there: impl Fn(&str) -> bool) -> Opti
 
 /// True for a scale by its name, but for those of gpt-oss's blocks, where codes that it may be of are there.
 pub(super) fn is_scale_beside(name: &str, is_there: impl Fn(&str) -> bool) -> bool {
-    scaled_beside(name, &is_there).is_some()
-        || name.strip_suffix(OLD_COMFY_SCALE).is_some_and(|layer| is_there(&[layer, "weight"].concat()))
+    scaled_beside(name, &is_there).is_some() || scaled_by_old_comfy(name).is_some_and(|matrix| is_there(&matrix))
+}
+
+/// The matrix that a tensor is the scale of by its name in ComfyUI's older files.
+pub(super) fn scaled_by_old_comfy(name: &str) -> Option<String> {
+    name.strip_suffix(OLD_COMFY_SCALE).map(|layer| [layer, "weight"].concat())
+}
+
+/// The matrices that a tensor would be a scale of by its name alone, in every dialect, whether they are there or not: of `x.weight_scale_2`
+/// `x.weight`, of `x.scale_weight` (ComfyUI's older files) `x.weight`, of what ends in no such way none.
+pub fn scaled_by_name(name: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let endings = SCALE_ENDINGS.into_iter().chain([BLOCK_SCALES_SUFFIX]);
+    let matrices = endings.filter_map(move |ending| name.strip_suffix(ending).map(Cow::Borrowed));
+    matrices.chain(scaled_by_old_comfy(name).map(Cow::Owned))
 }
 
 /// True if a reader takes a tensor with this ending for a scale of such a matrix, its own or not: of bytes that are FP8 it asks for all that
@@ -76,6 +93,15 @@ pub(super) fn code_format(dtype: Dtype) -> Option<Fp8Format> {
         Dtype::F8_E4M3 => Some(Fp8Format::E4M3),
         Dtype::F8_E5M2 => Some(Fp8Format::E5M2),
         _ => None,
+    }
+}
+
+/// The type that codes are stored in.
+pub(super) fn code_dtype(format: CodeFormat) -> Dtype {
+    match format {
+        CodeFormat::E4M3 => Dtype::F8_E4M3,
+        CodeFormat::E5M2 => Dtype::F8_E5M2,
+        CodeFormat::E2M1 => Dtype::U8,
     }
 }
 
@@ -337,6 +363,19 @@ mod tests {
 
     fn nvfp4(rows: usize, shape: &[usize], metadata: Option<Scheme>) -> Option<&'static str> {
         recognise(CodeFormat::E2M1, [rows, 64], "_scale_2", shape, metadata).ok().map(|s| s.spec().name)
+    }
+
+    #[test]
+    fn names_say_of_which_matrix_a_scale_is() {
+        let of = |name| scaled_by_name(name).map(Cow::into_owned).collect::<Vec<_>>();
+        for name in ["x.weight_scale", "x.weight_scale_inv", "x.weight_scale_2", "x.weight_scales", "x.scale_weight"] {
+            assert_eq!(of(name), ["x.weight"], "{name}");
+        }
+        // compressed-tensors' ending ends as plain scales do, so that it may be one of either.
+        assert_eq!(of("x.weight_global_scale"), ["x.weight", "x.weight_global"]);
+        for name in ["x.weight", "x.weight_packed", "x.scale", "scales", ""] {
+            assert_eq!(of(name), [""; 0], "{name}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::{
     BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, OLD_COMFY_SCALE, PACKED_SUFFIX, SCALE_ENDINGS, SCALE_SUFFIXES,
-    SECOND_SUFFIX, code_format, is_e8m0, is_scale_beside, scaled_beside,
+    SECOND_SUFFIX, code_dtype, code_format, is_e8m0, is_scale_beside, is_wide, scaled_beside,
 };
 use super::recipe::Reading;
 use crate::error::{Error, Result};
@@ -200,6 +200,15 @@ impl Listing {
             let scheme = scheme.map_err(|e| self.refuse(name, e, "quantize it again"))?;
             let (codes, scale) = (self.info(name)?, [name, SCALE_SUFFIXES[0]].concat());
             let scale = self.get(&scale).ok_or_else(|| {
+                // What is plain has none, and no file carries it.
+                if is_wide(codes.dtype) {
+                    let must = code_dtype(scheme.format());
+                    let found = format!(
+                        "is {} {:?}, but must be {must}, as the metadata says: cast to {scheme}",
+                        codes.dtype, codes.shape
+                    );
+                    return self.refuse(name, found, self.again(name, codes));
+                }
                 let found = format!("is cast to {scheme} but has no scale {scale}");
                 self.refuse(name, found, "use a file that carries its scales; none is ever assumed")
             })?;

@@ -24,6 +24,11 @@ impl Checkpoint {
         self.listing.quantized()
     }
 
+    /// True for the key of an entry in the metadata that says how a tensor is quantized which is plain (BF16, F16, F32, F64): it was left when its values were written.
+    pub fn is_left(&self, key: &str) -> bool {
+        self.listing.is_left(key)
+    }
+
     /// True for the scale of another tensor of the file.
     pub fn is_scale(&self, name: &str) -> bool {
         self.listing.is_scale(name)

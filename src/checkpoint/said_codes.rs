@@ -4,13 +4,9 @@ use safetensors::Dtype;
 
 use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
-use super::names::{BLOCKS_SUFFIX, PACKED_SUFFIX, code_format, is_wide};
+use super::names::{CODES_ENDINGS, code_dtype, code_format, is_wide};
 use super::recipe::Reading;
 use crate::error::Result;
-use crate::format::CodeFormat;
-
-/// How the names of codes go on after that of their matrix, in every dialect.
-const CODES: [&str; 3] = ["", PACKED_SUFFIX, BLOCKS_SUFFIX];
 
 impl Listing {
     /// The matrix whose codes a tensor is by its name and the metadata.
@@ -21,12 +17,15 @@ impl Listing {
         }
         let is_said =
             |name: &str| self.written(name).is_some() && self.said_codes(name).is_some_and(|t| t.name == tensor);
-        CODES.iter().find_map(|suffix| tensor.strip_suffix(suffix).filter(|name| is_said(name)))
+        // Packed codes of their own type that lack scales are told by what looks for these.
+        let is_packed = self.get(tensor).is_some_and(|t| t.dtype == Dtype::U8);
+        let endings = CODES_ENDINGS.iter().filter(|suffix| suffix.is_empty() || !is_packed);
+        endings.filter_map(|suffix| tensor.strip_suffix(suffix)).find(|name| is_said(name))
     }
 
     /// The tensor that holds the codes of a matrix by its name.
     fn said_codes(&self, name: &str) -> Option<&TensorInfo> {
-        CODES.iter().find_map(|suffix| self.ending(name, suffix))
+        CODES_ENDINGS.iter().find_map(|suffix| self.ending(name, suffix))
     }
 
     /// Refuses codes of a type that those of the scheme in the metadata do not have. What is FP8 of one kind in the place of the other is
@@ -40,17 +39,19 @@ impl Listing {
             Err(_) if codes.dtype == Dtype::U8 => return Ok(()),
             Err(e) => return Err(self.refuse(name, e, self.again(name, codes))),
         };
-        let must = match scheme.spec().format {
-            CodeFormat::E4M3 => Dtype::F8_E4M3,
-            CodeFormat::E5M2 => Dtype::F8_E5M2,
-            CodeFormat::E2M1 => Dtype::U8,
-        };
+        let must = code_dtype(scheme.spec().format);
         if codes.dtype == must {
             return Ok(());
         }
         let (dtype, shape) = (codes.dtype, &codes.shape);
         let found = format!("is {dtype} {shape:?}, but must be {must} {shape:?}, as the metadata says {scheme}");
         Err(self.refuse(&codes.name, found, self.again(name, codes)))
+    }
+
+    /// True for an entry of the metadata that was left of a matrix which is plain now.
+    pub(super) fn is_left(&self, key: &str) -> bool {
+        let matrix = key.strip_prefix(RECIPE_KEY).and_then(|name| self.get(name));
+        matrix.is_some_and(|matrix| is_wide(matrix.dtype))
     }
 
     /// What to do about codes of another type: values may be those of a matrix that is plain by now, and whose entry was left.

@@ -53,6 +53,7 @@ struct Shard {
 
 /// Remedies.
 const ONCE: &str = "write each tensor of the layout once";
+const UNFINISHED: &str = "finish it once, or, where a part of it was refused, begin a new CheckpointWriter";
 const LENGTH: &str = "write all bytes that a tensor of this type and shape has, or give the layout another shape";
 pub(super) const SCHEME: &str = "quantize it as the layout says, or give the layout the recipe that it has";
 pub(super) const ROWS: &str =
@@ -124,8 +125,11 @@ impl CheckpointWriter {
         let Some(place) = self.header.position(name) else {
             return Err(self.refuse(name, "is not in the layout".into(), "add it to the layout, or leave it out"));
         };
-        if self.states[place].swap(BEGUN, Ordering::AcqRel) != UNTOUCHED {
-            return Err(self.refuse(name, "was written before".into(), ONCE));
+        // What is whole stays so.
+        match self.states[place].compare_exchange(UNTOUCHED, BEGUN, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {}
+            Err(BEGUN) => return Err(self.refuse(name, "was begun before, and is not whole".into(), UNFINISHED)),
+            Err(_) => return Err(self.refuse(name, "was written before".into(), ONCE)),
         }
         Ok(TensorWriter { writer: self, place, written: 0, done: false })
     }
@@ -159,6 +163,13 @@ impl CheckpointWriter {
     /// # Errors
     /// As [`CheckpointWriter::matrix`] and [`MatrixWriter::append`].
     pub fn write_quantized(&self, name: &str, matrix: &HostQuantMatrix) -> Result<()> {
+        // Before a tensor is begun, which it is once: after a refusal the right matrix can be written.
+        if let Some(planned) = self.matrices.get(name) {
+            planned.check_part(self, name, 0, matrix)?;
+            if matrix.rows() != planned.rows {
+                return Err(self.too_few_rows(name, matrix.rows(), planned.rows));
+            }
+        }
         let mut writer = self.matrix(name)?;
         writer.append(matrix)?;
         writer.finish()
@@ -204,7 +215,11 @@ impl CheckpointWriter {
         }
         let missing = |state: &AtomicU8| state.load(Ordering::Acquire) != DONE;
         if let Some(i) = self.states.iter().position(missing) {
-            return Err(self.refuse(&self.header.tensors[i].name, "was not written".into(), ONCE));
+            let (found, remedy) = match self.states[i].load(Ordering::Acquire) {
+                UNTOUCHED => ("was not written", ONCE),
+                _ => ("was begun, and is not whole", UNFINISHED),
+            };
+            return Err(self.refuse(&self.header.tensors[i].name, found.into(), remedy));
         }
         self.writeback.finish().map_err(|(shard, source)| self.failed(shard, source))?;
         for shard in 0..self.shards.len() {
@@ -230,6 +245,10 @@ impl CheckpointWriter {
             Target::File(output) => output.finish(),
             Target::Folder(folder) => folder.finish(),
         }
+    }
+
+    pub(super) fn too_few_rows(&self, name: &str, found: usize, rows: usize) -> Error {
+        self.refuse(name, format!("got {found} rows where the layout says {rows}"), ROWS)
     }
 
     pub(super) fn refuse(&self, tensor: &str, reason: String, remedy: &str) -> Error {

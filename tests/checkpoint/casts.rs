@@ -5,9 +5,12 @@ use std::path::Path;
 
 use ndarray::Array2;
 use safetensors::tensor::{Dtype, SafeTensors};
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, StoredScheme, WrittenCast};
-use scaled_gemm::reference::{Noise, cast, cast_back};
-use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, HostCastMatrix};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, StoredScheme, WrittenCast, WrittenRecipe};
+use scaled_gemm::reference::{Noise, cast, cast_back, quantize};
+use scaled_gemm::{
+    CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Fp8Granularity, Fp8Recipe,
+    HostCastMatrix, Recipe,
+};
 use serde_json::{Value, json};
 
 use super::{Folder, foreign};
@@ -279,4 +282,68 @@ fn casts_without_an_element_are_refused_before_they_are_written() {
         assert!(error.contains(&words) && error.contains("; leave it out"), "{error}");
         assert!(!path.exists());
     }
+}
+
+/// (What was refused counted as written, and at the end as not written.)
+#[test]
+fn after_a_refusal_the_right_matrix_is_written() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap();
+    let other = CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x32).unwrap();
+    let recipe = Recipe::from(Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3));
+    let quantized = |rows| quantize(Noise::new(2).matrix(rows, 32, DType::Bf16).view(), DType::Bf16, recipe).unwrap();
+    let (right, whole) = (matrix(scheme, 64, 32, 1), quantized(64));
+    let mut layout = CheckpointLayout::new();
+    layout.cast("w", 64, 32, written(scheme));
+    layout.quantized("q", 64, 32, WrittenRecipe { recipe, source: DType::Bf16 });
+    let writer = layout.create(&path, &[]).unwrap();
+    for wrong in
+        [matrix(scheme, 32, 32, 1), matrix(scheme, 96, 32, 1), matrix(scheme, 64, 64, 1), matrix(other, 64, 32, 1)]
+    {
+        let error = writer.write_cast("w", &wrong).unwrap_err().to_string();
+        assert!(error.contains("tensor w: ") && error.contains("the layout says"), "{error}");
+    }
+    writer.write_cast("w", &right).unwrap();
+    for rows in [48, 80] {
+        let error = writer.write_quantized("q", &quantized(rows)).unwrap_err().to_string();
+        assert!(error.contains("tensor q: ") && error.contains("the layout says 64"), "{error}");
+    }
+    writer.write_quantized("q", &whole).unwrap();
+    // Whole is whole, whatever is tried again.
+    let error = writer.write_cast("w", &right).unwrap_err().to_string();
+    assert!(error.contains("tensor w: was written before; write each tensor of the layout once"), "{error}");
+    writer.finish().unwrap();
+    assert_eq!(Checkpoint::open(&path).unwrap().cast_matrix("w").unwrap(), right);
+}
+
+/// By rows there is no way back: each error says so.
+#[test]
+fn what_was_begun_and_left_asks_for_a_new_writer() {
+    let folder = Folder::new();
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap();
+    let mut layout = CheckpointLayout::new();
+    layout.cast("w", 64, 32, written(scheme));
+    let writer = layout.create(folder.file("w.safetensors"), &[]).unwrap();
+    let mut rows = writer.cast("w").unwrap();
+    rows.append(&matrix(scheme, 32, 32, 1)).unwrap();
+    let error = rows.finish().unwrap_err().to_string();
+    assert!(error.contains("tensor w: got 32 rows where the layout says 64"), "{error}");
+    let again = writer.write_cast("w", &matrix(scheme, 64, 32, 1)).unwrap_err().to_string();
+    let end = writer.finish().unwrap_err().to_string();
+    for (error, found) in [(again, "was begun before, and is not whole"), (end, "was begun, and is not whole")] {
+        assert!(error.contains(found) && error.contains("begin a new CheckpointWriter"), "{error}");
+    }
+    assert!(folder.names().is_empty());
+}
+
+#[test]
+fn the_name_of_the_metadata_is_reserved() {
+    let folder = Folder::new();
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap();
+    let mut layout = CheckpointLayout::new();
+    layout.cast("__metadata__", 64, 32, written(scheme));
+    let error = layout.create(folder.file("w.safetensors"), &[]).unwrap_err().to_string();
+    let words = "tensor __metadata__: has the name that safetensors keeps for its metadata; rename it";
+    assert!(error.contains(words), "{error}");
 }

@@ -222,9 +222,9 @@ fn parts_that_do_not_fit_are_refused() {
     let error = parts.append(&of(0.25)).unwrap_err().to_string();
     assert!(error.contains("scales 0.5 and 0.25"), "{error}");
     let unfinished = writer.matrix("t").unwrap_err().to_string();
-    assert!(unfinished.contains("written before"), "{unfinished}");
+    assert!(unfinished.contains("was begun before, and is not whole"), "{unfinished}");
     drop(parts);
-    assert!(writer.finish().unwrap_err().to_string().contains("was not written"));
+    assert!(writer.finish().unwrap_err().to_string().contains("was begun, and is not whole"));
 }
 
 /// gpt-oss's experts: blocks of 16 bytes, all experts in one tensor; and compressed-tensors' MXFP4.

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, Dialect, SCALE_ENDINGS, StoredScheme, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, StoredScheme, TensorInfo, printable, scaled_by_name};
 use scaled_gemm::model_folder::{self, ModelConfig};
 use serde_json::{Value, json};
 
@@ -150,12 +150,7 @@ fn plain<'a>(input: &'a Checkpoint, matrices: &[Matrix<'_>]) -> Vec<&'a TensorIn
     // Of a matrix that is broken the scales are not listed, either. What only has the name of a scale, of one that is whole or plain, is
     // a tensor like others.
     let broken: HashSet<&str> = matrices.iter().filter(|matrix| matrix.found.is_err()).map(|m| m.name).collect();
-    let is_of_broken = |name: &str| {
-        let mut bases = SCALE_ENDINGS.iter().chain(&["_scales"]).filter_map(|ending| name.strip_suffix(ending));
-        let layer = name.strip_suffix("scale_weight");
-        bases.any(|base| broken.contains(base))
-            || layer.is_some_and(|layer| broken.contains([layer, "weight"].concat().as_str()))
-    };
+    let is_of_broken = |name: &str| scaled_by_name(name).any(|matrix| broken.contains(&*matrix));
     let is_part = |name: &str| parts.contains(name) || (input.is_scale(name) && is_of_broken(name));
     input.tensors().iter().filter(|tensor| !is_part(&tensor.name)).collect()
 }

@@ -187,6 +187,8 @@ fn layout(
             folder::COMFY_MARKS => {
                 input.marks_without(|layer| layers.contains(layer)).map_or((), |left| layout.metadata(key, left))
             }
+            // What is copied plain would be refused as codes of another type; what is quantized now has an entry of its own.
+            key if input.is_left(key) => {}
             _ => layout.metadata(key, value),
         }
     }

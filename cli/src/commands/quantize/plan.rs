@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use regex::Regex;
-use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype, StoredScheme};
+use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dialect, Dtype, StoredScheme};
 use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, TransposedLayers, fused_groups, left_alone};
 use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{DType, Scheme};
@@ -417,18 +417,15 @@ fn plan(
     }
 }
 
-/// How the names of codes go on after that of their matrix.
-const PACKED: [&str; 3] = ["", "_packed", "_blocks"];
-
 /// The tensors that hold codes of quantized matrices, whatever those are called.
 fn codes(input: &Checkpoint) -> HashSet<String> {
-    input.quantized().into_iter().flat_map(|name| PACKED.map(|ending| [name, ending].concat())).collect()
+    input.quantized().into_iter().flat_map(|name| CODES_ENDINGS.map(|ending| [name, ending].concat())).collect()
 }
 
 /// Why these codes are copied; `usual` where they cannot be read.
 fn coded(input: &Checkpoint, tensor: &str, usual: &'static str) -> &'static str {
     // Longer endings are asked first: the matrix of `X_packed` is `X`, if one is read by that name.
-    let names = PACKED.iter().rev().filter_map(|ending| tensor.strip_suffix(ending));
+    let names = CODES_ENDINGS.iter().rev().filter_map(|ending| tensor.strip_suffix(ending));
     match names.filter_map(|name| input.stored_scheme(name).ok()).next() {
         Some(StoredScheme::Cast(_)) => CAST,
         Some(StoredScheme::Product(Scheme::Mxfp4)) => MXFP4,
