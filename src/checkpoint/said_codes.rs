@@ -71,13 +71,26 @@ impl Listing {
         self.said_codes(name).is_some() && self.may_be_codes(name).all(|tensor| is_wide(tensor.dtype))
     }
 
-    /// True for a scale that was left with such an entry: with the name, type and shape that it has beside the codes which the entry speaks of.
+    /// True for a scale that was left with such an entry: with the name, type and shape that it has beside the codes which the entry speaks of. Not for one
+    /// that may be a scale of codes that are there, too: `x.weight_global_scale` has the name of one of `x.weight`, packed, and of one of `x.weight_global`.
     pub(super) fn is_left_scale(&self, tensor: &TensorInfo) -> bool {
+        // Asked of every tensor: most files say nothing.
+        if self.header.metadata.is_empty() {
+            return false;
+        }
+        let has_codes = |name: &str| self.may_be_codes(name).any(|codes| !is_wide(codes.dtype));
+        if scaled_by_name(&tensor.name).any(|name| has_codes(&name)) {
+            return false;
+        }
         scaled_by_name(&tensor.name).any(|name| {
             let text = self.written(&name).filter(|_| self.is_left(&[RECIPE_KEY, &name].concat()));
             let Some((text, Ok(scheme))) = text.zip(self.said_scheme(&name)) else { return false };
             let shape = self.said_codes(&name).map_or(&[][..], |plain| &plain.shape);
             let [rows, cols] = *shape else { return false };
+            // What has no elements has no scales either, and may have extents that overflow.
+            if rows == 0 || cols == 0 {
+                return false;
+            }
             let written = match scheme {
                 StoredScheme::Cast(scheme) => vec![cast_scales(scheme, rows, cols)],
                 StoredScheme::Product(scheme) => tensors_of(dialect(text).unwrap_or_default(), scheme, rows, cols),

@@ -402,3 +402,56 @@ fn the_name_of_the_metadata_is_reserved() {
     let words = "tensor __metadata__: has the name that safetensors keeps for its metadata; rename it";
     assert!(error.contains(words), "{error}");
 }
+
+/// What is the scale of two matrices by its name, and read for one of them, goes with no entry of the other; and whatever an entry's dialect makes of
+/// extents that no matrix has.
+#[test]
+fn a_scale_that_another_matrix_is_read_by_was_not_left() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    let recipe = Recipe::from(Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3));
+    let entry = |dialect| {
+        let mut layout = CheckpointLayout::of_dialect(dialect);
+        layout.quantized("w", 128, 64, WrittenRecipe { recipe, source: DType::Bf16 });
+        let writer = layout.create(folder.file("q.safetensors"), &[]).unwrap();
+        let q = quantize(Array2::ones((128, 64)).view(), DType::Bf16, recipe).unwrap();
+        writer.write_quantized("w", &q).unwrap();
+        writer.finish().unwrap();
+        Checkpoint::open(folder.file("q.safetensors")).unwrap().metadata()["scaled_gemm.w"].clone()
+    };
+    let plain = ("x.weight_global", Dtype::BF16, vec![32, 64], vec![0; 2 * 32 * 64]);
+    let divisor = ("x.weight_global_scale", Dtype::F32, vec![1], 1f32.to_le_bytes().to_vec());
+    let codes = ("x.weight_packed", Dtype::U8, vec![32, 32], vec![0x11; 32 * 32]);
+    let scale = ("x.weight_scale", Dtype::F8_E4M3, vec![32, 4], vec![0x38; 32 * 4]);
+    let entries = HashMap::from([("scaled_gemm.x.weight_global".to_string(), entry(Dialect::Plain))]);
+    for is_read in [false, true] {
+        let mut tensors = vec![plain.clone(), divisor.clone()];
+        if is_read {
+            tensors.extend([codes.clone(), scale.clone()]);
+        }
+        foreign(&path, &tensors, Some(entries.clone()));
+        let file = Checkpoint::open(&path).unwrap();
+        assert!(file.is_left("scaled_gemm.x.weight_global"));
+        assert_eq!(file.is_left_scale(file.get("x.weight_global_scale").unwrap()), !is_read);
+        assert_eq!(file.quant_matrix("x.weight").is_ok(), is_read);
+    }
+    for shape in [vec![usize::MAX, 0], vec![0, usize::MAX]] {
+        for scheme in Scheme::ALL {
+            let mut json: Value = serde_json::from_str(&entry(Dialect::Plain)).unwrap();
+            json["scheme"] = scheme.spec().name.into();
+            json["format"] = scheme.spec().format.name().into();
+            json["basis"] = "plain".into();
+            json["nibble_order"] = "low-first".into();
+            for dialect in Dialect::ALL {
+                json["dialect"] = dialect.name().into();
+                let entries = HashMap::from([("scaled_gemm.x".to_string(), json.to_string())]);
+                let scale = |name: &'static str| (name, Dtype::F32, vec![1], vec![0; 4]);
+                let of = [("x", Dtype::BF16, shape.clone(), vec![]), scale("x_scale"), scale("x_scale_2")];
+                foreign(&path, &of, Some(entries));
+                let file = Checkpoint::open(&path).unwrap();
+                file.tensors().iter().for_each(|tensor| drop(file.is_left_scale(tensor)));
+                assert!(file.said_scheme("x").is_some());
+            }
+        }
+    }
+}
