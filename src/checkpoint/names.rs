@@ -208,7 +208,11 @@ pub(super) fn block_scale_tensor(dialect: Dialect, scheme: Scheme, rows: usize, 
     };
     let [rows, blocks] = scheme.block_grid(rows, cols);
     let shape = match dialect {
-        Dialect::ComfyUi => vec![rows.next_multiple_of(128), blocks.next_multiple_of(4)],
+        // Of no number that overflows: what is too large is refused by its bytes.
+        Dialect::ComfyUi => {
+            let padded = |n: usize, to: usize| n.div_ceil(to).saturating_mul(to);
+            vec![padded(rows, 128), padded(blocks, 4)]
+        }
         _ => vec![rows, blocks],
     };
     let suffix = if of_blocks(dialect, scheme) { BLOCK_SCALES_SUFFIX } else { SCALE_SUFFIXES[0] };

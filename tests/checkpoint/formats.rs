@@ -496,3 +496,17 @@ fn scales_of_others_are_those_that_a_reader_would_take() {
         }
     }
 }
+
+/// (Of ComfyUI's tiles of scales the rows were rounded up beyond what a number holds.)
+#[test]
+fn matrices_of_more_rows_or_columns_than_a_number_holds_are_refused_in_every_dialect() {
+    let folder = Folder::new();
+    for (dialect, scheme) in Dialect::ALL.into_iter().flat_map(|dialect| Scheme::ALL.map(|scheme| (dialect, scheme))) {
+        for (rows, cols) in [(usize::MAX, 64), (usize::MAX - 126, 64), (64, usize::MAX - 63)] {
+            let mut layout = CheckpointLayout::of_dialect(dialect);
+            layout.quantized("l.weight", rows, cols, written(scheme));
+            let error = layout.create(folder.file("out"), &[]).unwrap_err().to_string();
+            assert!(error.contains("is too large; split it"), "{dialect} {scheme}: {error}");
+        }
+    }
+}
