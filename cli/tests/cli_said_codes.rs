@@ -405,3 +405,58 @@ fn codes_without_their_scales_are_called_what_the_metadata_say() {
         assert_words(&text, &[&format!("copied as they are, {what}: 1 (l.weight")]);
     }
 }
+
+/// The same of gpt-oss's experts, whose rows are columns of the plain ones. (Their scales stood in the way, or were copied, which `info` calls wrong.)
+#[test]
+fn scales_of_experts_that_were_left_go_with_their_entry() {
+    let folder = Folder::new();
+    let [plain, q, left, o] = ["plain", "q", "left", "o"].map(|name| folder.file(name));
+    let config = || Some(serde_json::json!({"model_type": "gpt_oss", "architectures": ["X"]}));
+    let [up, down] = ["model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"];
+    let experts = || {
+        [(up, [2, 64, 128]), (down, [2, 64, 64])]
+            .map(|(name, shape)| (name, Dtype::BF16, shape.to_vec(), vec![1; 2 * shape.iter().product::<usize>()]))
+    };
+    model_folder(&plain, &experts(), config());
+    good(&["quantize", &plain, "-o", &q, "--recipe", "mxfp4"]);
+    let bytes = fs::read(format!("{q}/model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let all = file.tensors();
+    let scales = all.iter().filter(|(name, _)| name.ends_with("_scales"));
+    let scales = scales.map(|(name, view)| (name.as_str(), view.dtype(), view.shape().to_vec(), view.data().to_vec()));
+    let tensors: Vec<Tensor> = experts().into_iter().chain(scales).collect();
+    assert_eq!(tensors.len(), 4);
+    model_folder(&left, &tensors, config());
+    with_entries(&format!("{left}/model.safetensors"), &tensors, &entries(&format!("{q}/model.safetensors")));
+    for how in [&["--recipe", "mxfp4"][..], &["--recipe", "fp8-row", "--dialect", "plain"]] {
+        let _ = fs::remove_dir_all(&o);
+        let text = good(&[&["quantize", &left, "-o", &o][..], how].concat());
+        assert_words(&text, &["left out, scales of what a matrix was that is plain now", ": 2 ("]);
+        let text = good(&["info", &o]);
+        assert!(!text.contains("wrong"), "{text}");
+    }
+}
+
+/// (ComfyUI's mark stayed beside the plain matrix, and the layer was refused as one whose codes are of another type.)
+#[test]
+fn marks_that_were_left_go_with_their_entry() {
+    let folder = Folder::new();
+    let [input, q, left, o] = ["in", "q", "left", "o"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("l.weight", [160, 256], 1)]);
+    good(&["quantize", &input, "-o", &q, "--recipe", "mxfp8", "--dialect", "comfyui"]);
+    let bytes = fs::read(&q).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mark = file.tensor("l.comfy_quant").unwrap();
+    let mark = ("l.comfy_quant", mark.dtype(), mark.shape().to_vec(), mark.data().to_vec());
+    let tensors = [f32_tensor("l.weight", [160, 256], 1), f32_tensor("v.weight", [160, 256], 2), mark];
+    let mut old = entries(&q);
+    old.insert("_quantization_metadata".into(), r#"{"layers":{"l":{"format":"mxfp8"}}}"#.into());
+    with_entries(&left, &tensors, &old);
+    for (how, what) in [(&["--exclude", "l.weight"][..], "plain now, by an entry"), (&[], "quantized now")] {
+        let text = good(&[&["quantize", &left, "-o", &o, "--recipe", "fp8-row"][..], how].concat());
+        assert_words(&text, &[&format!("left out, ComfyUI's mark of a layer that is {what}")]);
+        let text = good(&["info", &o]);
+        assert!(!text.contains("wrong"), "{text}");
+        assert!(!entries(&o).contains_key("_quantization_metadata"));
+    }
+}

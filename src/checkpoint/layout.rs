@@ -13,7 +13,7 @@ use super::header::{Header, METADATA, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
 use super::names::{
     Dialect, NibbleOrder, OLD_COMFY_SCALE, SCALE_ENDINGS, SCALE_SUFFIXES, ScaleMeaning, code_format,
-    input_scale_tensor, is_read_as_scale, is_scale_beside, of_blocks, scaled_by_old_comfy, tensors_of,
+    input_scale_tensor, is_read_as_scale, is_scale_beside, scaled_by_old_comfy, tensors_of, tensors_of_experts,
 };
 use super::recipe::WrittenRecipe;
 use super::source::refuse_file;
@@ -133,12 +133,8 @@ impl CheckpointLayout {
         let dialect = self.dialect;
         let scheme = written.recipe.scheme();
         self.units.push(self.tensors.len());
-        for tensor in tensors_of(dialect, scheme, rows, cols) {
-            let mut shape = tensor.shape;
-            if of_blocks(dialect, scheme) {
-                shape.splice(..1, [experts, each]);
-            }
-            self.push(format!("{name}{}", tensor.suffix), tensor.dtype, &shape);
+        for tensor in tensors_of_experts(dialect, scheme, [experts, each, cols]) {
+            self.push(format!("{name}{}", tensor.suffix), tensor.dtype, &tensor.shape);
         }
         if self.dialect == Dialect::ComfyUi {
             let mark = comfy::tensor(dialect_format(scheme));

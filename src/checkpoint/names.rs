@@ -186,6 +186,15 @@ pub(super) fn tensors_of(dialect: Dialect, scheme: Scheme, rows: usize, cols: us
     [Some(codes), block_scales, scales].into_iter().flatten().collect()
 }
 
+/// The same of the matrices of several experts, `[experts, rows, cols]`, whose rows follow one another.
+pub(super) fn tensors_of_experts(dialect: Dialect, scheme: Scheme, [experts, each, cols]: [usize; 3]) -> Vec<Tensor> {
+    let mut all = tensors_of(dialect, scheme, experts.saturating_mul(each), cols);
+    if of_blocks(dialect, scheme) {
+        all.iter_mut().for_each(|tensor| drop(tensor.shape.splice(..1, [experts, each])));
+    }
+    all
+}
+
 /// The codes, as written.
 pub(super) fn code_tensor(dialect: Dialect, scheme: Scheme, rows: usize, cols: usize) -> Tensor {
     let (dtype, width) = match scheme.spec().format {

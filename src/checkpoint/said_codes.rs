@@ -5,7 +5,7 @@ use safetensors::Dtype;
 use super::cast_recipe::{StoredScheme, cast_scales, cast_scheme};
 use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
-use super::names::{CODES_ENDINGS, code_dtype, code_format, is_wide, scaled_by_name, tensors_of};
+use super::names::{CODES_ENDINGS, code_dtype, code_format, is_wide, scaled_by_name, tensors_of_experts};
 use super::recipe::{Reading, dialect};
 use crate::error::Result;
 
@@ -86,16 +86,22 @@ impl Listing {
             let text = self.written(&name).filter(|_| self.is_left(&[RECIPE_KEY, &name].concat()));
             let Some((text, Ok(scheme))) = text.zip(self.said_scheme(&name)) else { return false };
             let shape = self.said_codes(&name).map_or(&[][..], |plain| &plain.shape);
-            let [rows, cols] = *shape else { return false };
+            let all = match *shape {
+                [rows, cols] => vec![[1, rows, cols]],
+                // Experts in one tensor: gpt-oss has the rows of their codes as columns of their values.
+                [experts, one, other] => vec![[experts, one, other], [experts, other, one]],
+                _ => return false,
+            };
             // What has no elements has no scales either, and may have extents that overflow.
-            if rows == 0 || cols == 0 {
+            if shape.contains(&0) {
                 return false;
             }
-            let written = match scheme {
-                StoredScheme::Cast(scheme) => vec![cast_scales(scheme, rows, cols)],
-                StoredScheme::Product(scheme) => tensors_of(dialect(text).unwrap_or_default(), scheme, rows, cols),
-            };
-            written.iter().any(|scale| {
+            let dialect = dialect(text).unwrap_or_default();
+            let mut written = all.into_iter().flat_map(|[experts, each, cols]| match scheme {
+                StoredScheme::Cast(scheme) => vec![cast_scales(scheme, experts * each, cols)],
+                StoredScheme::Product(scheme) => tensors_of_experts(dialect, scheme, [experts, each, cols]),
+            });
+            written.any(|scale| {
                 tensor.name.strip_prefix(&*name) == Some(scale.suffix)
                     && (tensor.dtype, &tensor.shape) == (scale.dtype, &scale.shape)
             })
