@@ -6,3 +6,4 @@ pub mod driver;
 pub mod launch;
 pub mod memory;
 pub mod ptx;
+pub mod tensor_map;

@@ -1,0 +1,1 @@
+//! The functions of the CUDA driver API that scaled-gemm calls.
