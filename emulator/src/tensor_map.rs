@@ -100,8 +100,8 @@ impl TensorMap {
         bytes.extend(self.strides.iter().flat_map(|stride| stride.to_le_bytes()));
         bytes.extend(self.box_dims.iter().flat_map(|side| (*side as u16).to_le_bytes()));
         bytes.extend(self.element_strides.iter().map(|step| *step as u8));
-        let options =
-            [self.data_type, self.rank, self.interleave, self.swizzle, self.l2_promotion, self.oob_fill].map(|n| n as u8);
+        let options = [self.data_type, self.rank, self.interleave, self.swizzle, self.l2_promotion, self.oob_fill]
+            .map(|n| n as u8);
         bytes.extend(options);
         bytes.resize(120, 0);
         bytes.extend(check_sum(&bytes).to_le_bytes());

@@ -196,7 +196,9 @@ impl State {
             self.capture_of(stream)?;
         }
         let Some(theirs) = self.captures.get(&event.capture) else {
-            return Err(self.break_captures(own.as_slice(), if own.is_some() { CAPTURE_ISOLATION } else { CAPTURED_EVENT }));
+            return Err(
+                self.break_captures(own.as_slice(), if own.is_some() { CAPTURE_ISOLATION } else { CAPTURED_EVENT })
+            );
         };
         if !theirs.valid {
             return Err(CAPTURE_INVALIDATED);

@@ -3,7 +3,6 @@
 //! What each one does, takes and demands of its caller is what CUDA's documentation says of it; comments say where this driver differs.
 //! Work is done at once, on the thread that enqueues it, but for what comes behind functions of the caller's ([`queue`]).
 
-#![expect(non_snake_case, reason = "names of CUDA's")]
 #![expect(clippy::missing_safety_doc, reason = "CUDA's documentation says what callers of its functions vouch for")]
 #![expect(clippy::too_many_arguments, reason = "CUDA's functions have as many")]
 
@@ -26,3 +25,5 @@ pub mod queue;
 pub mod state;
 pub mod stream;
 pub mod tensor;
+#[cfg(test)]
+mod tests;

@@ -196,7 +196,9 @@ impl State {
         });
         let Launch { grid, block, cluster, cooperative, dynamic_shared, .. } = launch;
         let shape = || {
-            format!("{name}<<<{grid:?}, {block:?}>>> cluster {cluster}, cooperative {cooperative}, shared {dynamic_shared}")
+            format!(
+                "{name}<<<{grid:?}, {block:?}>>> cluster {cluster}, cooperative {cooperative}, shared {dynamic_shared}"
+            )
         };
         if std::env::var_os("SCALED_GEMM_EMULATED_TRACE").is_some() {
             eprintln!("PTX emulator: {} in {:?}", shape(), start.elapsed());

@@ -64,7 +64,9 @@ impl State {
             other == stream || (stream == LEGACY && is_blocking) || (blocking && other == LEGACY)
         };
         let late = self.streams.iter().filter(|(_, other)| !other.queue.is_empty());
-        late.filter(|(handle, other)| comes_first(**handle, other.blocking)).map(|(handle, _)| self.tail(*handle)).collect()
+        late.filter(|(handle, other)| comes_first(**handle, other.blocking))
+            .map(|(handle, _)| self.tail(*handle))
+            .collect()
     }
 
     /// Puts work behind what is late, though nothing may be.
@@ -109,14 +111,13 @@ impl State {
 
     /// Does the first of what waits on a stream, if it can be done.
     fn step(&mut self, stream: Handle) -> bool {
-        let queue = self.streams.get_mut(&stream).map(|stream| &mut stream.queue);
-        let Some((op, calls)) = queue.and_then(|queue| Some((queue.waiting.front()?.clone(), &mut queue.calls))) else {
-            return false;
-        };
+        let queue = self.streams.get(&stream).map(|stream| &stream.queue);
+        let Some(op) = queue.and_then(|queue| queue.waiting.front()).cloned() else { return false };
         match op {
             Op::Wait(ticket) if !self.is_done(ticket) => return false,
             Op::Host(call) => {
-                if !std::mem::replace(calls, true) {
+                let queue = self.streams.get_mut(&stream).map(|stream| &mut stream.queue);
+                if queue.is_some_and(|queue| !std::mem::replace(&mut queue.calls, true)) {
                     std::thread::spawn(move || Self::call_on_thread(stream, call));
                 }
                 return false;

@@ -83,7 +83,7 @@ impl State {
     }
 }
 
-static STATE: LazyLock<Mutex<State>> = LazyLock::default();
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 /// Told when work that waited has been done.
 pub static PROGRESS: Condvar = Condvar::new();
 
