@@ -141,7 +141,7 @@ impl State {
         if self.stream(stream)?.capture.is_some() {
             return Err(ILLEGAL_STATE);
         }
-        let id = self.next();
+        let id = self.new_handle();
         let capture = Capture {
             origin: stream,
             thread: std::thread::current().id(),
@@ -181,7 +181,7 @@ impl State {
 
     /// Records work on a stream; `None` where it is not captured, and the work is given back.
     pub fn record_op(&mut self, stream: Handle, op: Op) -> Outcome<Option<Op>> {
-        let handle = self.next();
+        let handle = self.new_handle();
         let Some(capture) = self.capture_of(stream)? else { return Ok(Some(op)) };
         let at = capture.nodes.len();
         let after = capture.members.insert(stream, vec![at]).unwrap_or_default();

@@ -103,7 +103,7 @@ impl State {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, flags: u32) -> Code {
     call_in_context(|turn| {
-        let handle = turn.next();
+        let handle = turn.new_handle();
         turn.events.insert(handle, Event { timing: flags & NO_TIMING == 0, last: Last::Never, records: 0 });
         // SAFETY: the caller's, as CUDA documents.
         unsafe { put(event, handle) }

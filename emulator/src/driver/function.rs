@@ -38,7 +38,7 @@ impl Function {
             DYNAMIC_SHARED => self.dynamic_shared as i32,
             CARVEOUT => -1,
             LARGE_CLUSTERS => self.large_clusters.into(),
-            0..=LAST => 0,
+            other if other <= LAST => 0,
             _ => return Err(INVALID_VALUE),
         })
     }

@@ -42,7 +42,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) 
         let ended = resolve(stream).and_then(|stream| turn.end_capture(stream));
         let (handle, outcome) = match ended {
             Ok(ended) => {
-                let handle = turn.next();
+                let handle = turn.new_handle();
                 turn.graphs.insert(handle, Arc::new(ended));
                 (handle, Ok(()))
             }
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(exec: *mut Handle, graph: H
             return Err(INVALID_VALUE);
         }
         let graph = turn.graphs.get(&graph).ok_or(INVALID_VALUE)?.clone();
-        let handle = turn.next();
+        let handle = turn.new_handle();
         turn.execs.insert(handle, graph);
         // SAFETY: the caller's, as CUDA documents.
         unsafe { put(exec, handle) }

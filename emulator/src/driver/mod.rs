@@ -4,7 +4,6 @@
 //! Work is done at once, on the thread that enqueues it, but for what comes behind functions of the caller's ([`queue`]).
 
 #![expect(clippy::missing_safety_doc, reason = "CUDA's documentation says what callers of its functions vouch for")]
-#![expect(clippy::too_many_arguments, reason = "CUDA's functions have as many")]
 
 pub mod capture;
 pub mod codes;

@@ -68,7 +68,7 @@ impl State {
         if let Some((handle, _)) = known {
             return Ok(*handle);
         }
-        let handle = self.next();
+        let handle = self.new_handle();
         let dynamic_shared = SHARED.saturating_sub(loaded.module.kernels[kernel].shared);
         let function = Function { loaded, kernel, dynamic_shared, large_clusters: false, module };
         self.functions.insert(handle, function);
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut Handle, image: *const c_v
     let read = read(text, &DEVICE);
     call_in_context(|turn| {
         turn.refuse_unsafe()?;
-        let handle = turn.next();
+        let handle = turn.new_handle();
         turn.modules.insert(handle, Arc::new(Loaded { module: read? }));
         // SAFETY: the caller's, as CUDA documents.
         unsafe { put(module, handle) }

@@ -77,7 +77,7 @@ impl Default for State {
 
 impl State {
     /// A handle that was never given.
-    pub fn next(&mut self) -> Handle {
+    pub fn new_handle(&mut self) -> Handle {
         self.next += 16;
         self.next
     }

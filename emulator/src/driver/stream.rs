@@ -54,7 +54,7 @@ impl State {
         if flags > NON_BLOCKING {
             return Err(INVALID_VALUE);
         }
-        let handle = self.next();
+        let handle = self.new_handle();
         let priority = priority.clamp(HIGHEST_PRIORITY, 0);
         self.streams.insert(handle, Stream { blocking: flags != NON_BLOCKING, priority, ..Stream::default() });
         Ok(handle)
