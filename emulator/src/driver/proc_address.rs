@@ -178,6 +178,9 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     // SAFETY: the caller's, as CUDA documents: a text that ends with a NUL.
     let symbol = unsafe { CStr::from_ptr(symbol) }.to_string_lossy();
     let found = find(&symbol, version);
+    if found.is_err() && std::env::var_os("SCALED_GEMM_EMULATED_TRACE").is_some() {
+        eprintln!("PTX emulator: asked for {symbol} of {version}, which it has not");
+    }
     // SAFETY: the caller's, as CUDA documents; a status that is null is passed over.
     unsafe {
         let _ = put(status, found.err().unwrap_or(FOUND));
