@@ -22,6 +22,9 @@ pub struct Launch {
 /// Runs a launch to its end. `memory`: begins and lengths of what it may touch, by address.
 /// The error says kernel, instruction, thread, address.
 pub fn run(module: &Module, kernel: usize, launch: &Launch, memory: &[(u64, u64)]) -> Result<(), String> {
-    let _ = (module, kernel, launch, memory);
-    Err("not yet".into())
+    let kernel = module.kernels.get(kernel).ok_or("no such kernel")?;
+    let mut all = memory.to_vec();
+    all.extend(module.variables.iter().map(|words| (words.as_ptr() as u64, 8 * words.len() as u64)));
+    all.sort_unstable();
+    crate::run::run(kernel, launch, &all)
 }

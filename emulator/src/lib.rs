@@ -6,4 +6,5 @@ pub mod driver;
 pub mod launch;
 pub mod memory;
 pub mod ptx;
+mod run;
 pub mod tensor_map;
