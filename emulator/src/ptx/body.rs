@@ -31,6 +31,9 @@ pub(super) fn literal(text: &str) -> Option<u64> {
     if let Some(hex) = text.strip_prefix("0d").or_else(|| text.strip_prefix("0D")) {
         return u64::from_str_radix(hex, 16).ok();
     }
+    if text.contains('.') && text.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
+        return text.parse::<f32>().ok().map(|value| value.to_bits().into());
+    }
     number(text).map(|n| n as u64)
 }
 
