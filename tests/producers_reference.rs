@@ -34,6 +34,25 @@ fn more_rows_than_a_matrix_has_are_refused_before_any_work() {
     }
 }
 
+/// Nor more elements, all of which may be one number of a view. (Memory for all of them was asked for: a panic.)
+#[test]
+fn more_elements_than_memory_can_have_are_refused_before_any_work() {
+    let (one, rows, cols) = (Array2::<f32>::ones((1, 1)), (1 << 31) - 16, (1 << 31) - 32);
+    let (x, half) = (one.broadcast((rows, cols)).unwrap(), one.broadcast((rows, cols / 2)).unwrap());
+    for (operand, error) in [
+        ("x of SwiGLU", swiglu(x, &Swiglu::default()).unwrap_err()),
+        ("x of SwiGLU", swiglu_backward(x, half, &Swiglu::default()).unwrap_err()),
+        (
+            "x of a norm",
+            rms_norm(x, &RmsNorm { weight: &[], epsilon: 1e-6, residual: None, dtype: DType::Bf16 }).unwrap_err(),
+        ),
+    ] {
+        let said = error.to_string();
+        let words = [operand, &format!("{rows} x {cols}"), "at most 1152921504606846975 elements", "split it"];
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
+}
+
 /// Every way to call SwiGLU on `rows` rows.
 fn options<'a>(weights: &'a [f32], experts: &'a [i32]) -> Vec<Swiglu<'a>> {
     let mut all = Vec::new();

@@ -4,11 +4,12 @@ use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::codec::{decode, encode};
 use scaled_gemm::reference::{
-    Noise, amax, definition, dequantize, quantize, quantize_rows, quantize_tensor, quantize_transposed, sqnr_db,
+    Noise, amax, definition, dequantize, quantize, quantize_rows, quantize_tensor, quantize_transposed,
+    quantize_transposed_with_scale, sqnr_db,
 };
 use scaled_gemm::{
     CodeRounding, DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, HostQuantMatrix, Recipe,
-    Result,
+    Result, Scheme,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -95,6 +96,38 @@ fn more_rows_than_a_matrix_has_are_refused_before_any_work() {
         }
         refused("given", quantize_tensor(x, E4M3, GivenScale::Encode(1.0)).map(|(q, _)| q), dim);
     }
+}
+
+/// A view may have one number as all its elements. (Memory for all of them was asked for: a panic.)
+#[test]
+fn more_elements_than_memory_can_have_are_refused_before_any_work() {
+    let (one, dim) = (Array2::<f32>::ones((1, 1)), ((1 << 31) - 16, (1 << 31) - 32));
+    let x = one.broadcast(dim).unwrap();
+    let refused = |what: &str, result: Result<HostQuantMatrix>, (rows, cols): (usize, usize)| {
+        let said = result.unwrap_err().to_string();
+        let words = [&format!("{rows} x {cols}")[..], "at most 1152921504606846975 elements", "split it"];
+        assert!(words.iter().all(|word| said.contains(word)), "{what}: {said}");
+    };
+    let (given, turned) = (GivenScale::Amax(1.0), (dim.1, dim.0));
+    for recipe in Recipe::all(CodeRounding::Stochastic { seed: 1, offset: 2 }) {
+        let what = recipe.to_string();
+        refused(&what, quantize(x, DType::Bf16, recipe), dim);
+        refused(&what, quantize_transposed(x, DType::Bf16, recipe), turned);
+        refused(&what, quantize_rows(x, DType::Bf16, recipe, given, 0), dim);
+        if recipe.scheme() == Scheme::Nvfp4 {
+            refused(&what, quantize_transposed_with_scale(x, DType::Bf16, recipe, given), turned);
+        }
+    }
+    refused("given", quantize_tensor(x, E4M3, GivenScale::Encode(1.0)).map(|(q, _)| q), dim);
+}
+
+/// Nor is the transpose made of what is refused.
+#[test]
+fn transposes_that_no_recipe_takes_are_refused_before_they_are_made() {
+    let one = Array2::<f32>::ones((1, 1));
+    let x = one.broadcast((17, 1 << 40)).unwrap();
+    let said = quantize_transposed(x, DType::Bf16, VECTOR).unwrap_err().to_string();
+    assert!(said.contains("17") && said.contains("16"), "{said}");
 }
 
 #[test]

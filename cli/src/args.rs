@@ -252,9 +252,10 @@ pub struct QuantizeArgs {
     /// named, and names of none refused.
     #[arg(long, value_name = "FILE")]
     pub input_scales: Option<PathBuf>,
-    /// nvfp4 and fp8-tensor: amax that the one scale of each of these layers' weights is made for, instead of the largest of their
-    /// values, in the same formats; values beyond it become the largest code, which is said where they are many, as is one so large that few bits
-    /// are left. Layers that share a scale get the largest.
+    /// nvfp4 and fp8-tensor: for layers, the largest magnitude of a weight that its one scale is made for, in the place of the
+    /// largest that the weight has: in the numbers of the weight as it is in the input, neither a scale nor a part of the largest.
+    /// In the same formats. Values beyond it become the largest code, which is said where they are many, as is one so large that
+    /// few bits are left. Layers that share a scale get the largest.
     #[arg(long, value_name = "FILE")]
     pub weight_amax: Option<PathBuf>,
     /// Say what would be done, and write nothing. Whether the output may be written is found out, and what the names, types and

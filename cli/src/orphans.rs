@@ -1,9 +1,9 @@
-//! Scales of quantized weights beside weights that are plain.
+//! Scales of quantized weights beside weights that are plain, or that are read without them.
 
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo};
 
 use crate::folder::some;
-use crate::output::count;
+use crate::output::{count, shown};
 use crate::remains;
 
 /// Their names, in the order of the files.
@@ -23,4 +23,24 @@ pub fn beside_plain(input: &Checkpoint) -> Vec<&str> {
 /// `3 scales (a, b, c)`; nothing where there are none.
 pub fn in_words(names: &[&str]) -> Option<String> {
     Some(format!("{} ({})", count(names.len(), "scale", "scales"), some(names.iter().copied())?))
+}
+
+/// What there is to say of tensors with the name of a scale which that matrix has not; nothing where there are none. `what`: what becomes
+/// of them.
+pub fn of_others_in_words<'a>(
+    input: &Checkpoint,
+    found: impl Iterator<Item = (&'a str, &'a str)>,
+    what: &str,
+) -> Option<String> {
+    // Only of layers' weights is the divisor's more than a name that looks alike: it belongs to codes of another name.
+    let is_named =
+        |name: &str, matrix: &str| matrix.ends_with("weight") || name.strip_suffix("_global_scale") != Some(matrix);
+    let names: Vec<_> = found.filter(|(name, matrix)| is_named(name, matrix)).map(|(name, _)| name).collect();
+    Some(format!(
+        "{}: {} ({}) with the name of a scale that their matrix has not as it is written{what}: no reader takes them for it, and engines that \
+         refuse what they do not know do not load the model; take them out of the input",
+        shown(input.path()),
+        count(names.len(), "tensor", "tensors"),
+        some(names.iter().copied())?
+    ))
 }

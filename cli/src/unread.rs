@@ -3,14 +3,11 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dtype, SCALE_ENDINGS, TensorInfo};
+use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dtype, RECIPE_KEY, TensorInfo, scaled_by_name};
 use scaled_gemm::model_folder::ModelConfig;
 
 use crate::folder::{module, some};
 use crate::output::count;
-
-/// How the names of scales of gpt-oss's experts go on after that of their matrix; those of others have one of [`SCALE_ENDINGS`].
-const BLOCK_SCALES: &str = "_scales";
 
 /// The last part of the name of AWQ's factors of activations.
 const PRE_SCALE: &str = "pre_quant_scale";
@@ -21,11 +18,18 @@ const LOW_RANK: [&str; 2] = ["svdquant_lora_a", "svdquant_lora_b"];
 
 /// Tensors that hold codes, by their type, and belong to no matrix that is read.
 pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
+    let (mut read, mut broken) = (HashSet::new(), HashSet::new());
+    for name in input.quantized() {
+        match input.tensors_of(name) {
+            Ok(tensors) => read.extend(tensors),
+            Err(_) => drop(broken.insert(name)),
+        }
+    }
     // Also of matrices that lack a part: what is there of them is in a format that is read.
-    let parts = || CODES_ENDINGS.iter().chain(&SCALE_ENDINGS).chain(&[BLOCK_SCALES]);
-    let tensors =
-        |name: &str| input.tensors_of(name).unwrap_or_else(|_| parts().map(|part| format!("{name}{part}")).collect());
-    let read: HashSet<String> = input.quantized().into_iter().flat_map(tensors).collect();
+    let is_of_broken = |name: &str| {
+        let mut codes = CODES_ENDINGS.iter().filter_map(|ending| name.strip_suffix(ending));
+        codes.any(|matrix| broken.contains(matrix)) || scaled_by_name(name).any(|matrix| broken.contains(&*matrix))
+    };
     let is_code = |tensor: &TensorInfo| match tensor.dtype {
         Dtype::BF16 | Dtype::F16 | Dtype::F32 => is_in_floats(input, tensor),
         Dtype::F64 | Dtype::C64 | Dtype::I64 | Dtype::BOOL => false,
@@ -35,7 +39,8 @@ pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
         }
         _ => true,
     };
-    input.tensors().iter().filter(|t| t.shape.len() > 1 && is_code(t) && !read.contains(&t.name)).collect()
+    let is_read = |name: &String| read.contains(name) || is_of_broken(name);
+    input.tensors().iter().filter(|t| t.shape.len() > 1 && is_code(t) && !is_read(&t.name)).collect()
 }
 
 /// True for codes whose bits lie in floats: of VPTQ (`indices_as_float`, two bytes each) and of HQQ (`view_as_float`). What they stand for is
@@ -85,7 +90,7 @@ pub fn named(codes: &[&TensorInfo]) -> Option<String> {
 /// that no other writes. Integers with a scale for each row, or some columns, have the same shapes.
 pub fn are_casts(input: &Checkpoint, lost: &[&str]) -> bool {
     let is_packed = |name: &&str| input.get(&format!("{name}_scale")).is_some_and(|scale| scale.dtype == Dtype::U8);
-    input.metadata().keys().any(|key| key.starts_with("scaled_gemm.")) || lost.iter().any(is_packed)
+    input.metadata().keys().any(|key| key.starts_with(RECIPE_KEY)) || lost.iter().any(is_packed)
 }
 
 /// What there is to say of tensors that may be what is left of casts ([`Checkpoint::lost_casts`]), with what is missing and the remedy;

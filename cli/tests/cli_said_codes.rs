@@ -26,7 +26,7 @@ const TYPES: [(Dtype, &str, usize); 13] = [
     (Dtype::F64, "F64", 8),
 ];
 
-/// Options, the tensor of the codes, the type and shape that it must have, and of what.
+/// Options, the tensor of the codes, the type that it must have, its shape, and of what.
 type Way = (&'static [&'static str], &'static str, &'static str, [usize; 2], &'static str);
 
 /// The file with a tensor in another type, and all else as it is.
@@ -51,32 +51,20 @@ fn codes_of_another_type_than_the_metadata_say_are_refused() {
     let [input, q, bad_one, back] = ["in", "q", "bad", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
     write(&input, &[f32_tensor("l.weight", [160, 256], 1), f32_tensor("v.weight", [160, 256], 2)]);
     let ways: [Way; 8] = [
-        (&["--group", "32x32"], "l.weight", "F8_E4M3", [160, 256], " for 160 x 256 cast to e4m3 32x32"),
-        (&["--group", "32x1", "--transposed"], "l.weight", "F8_E4M3", [256, 160], " for 160 x 256 cast to e4m3 32x1"),
-        (&["--group", "1x32", "--format", "e2m1"], "l.weight", "U8", [160, 128], " for 160 x 256 cast to e2m1 1x32"),
-        (&["--recipe", "fp8-128x128"], "l.weight", "F8_E4M3", [160, 256], ", as the metadata says fp8-128x128"),
-        (
-            &["--recipe", "fp8-row", "--format", "e5m2"],
-            "l.weight",
-            "F8_E5M2",
-            [160, 256],
-            ", as the metadata says fp8-row",
-        ),
-        (&["--recipe", "nvfp4"], "l.weight", "U8", [160, 128], ", as the metadata says nvfp4"),
-        (&["--recipe", "mxfp4"], "l.weight", "U8", [160, 128], ", as the metadata says mxfp4"),
-        (
-            &["--recipe", "nvfp4", "--dialect", "compressed-tensors"],
-            "l.weight_packed",
-            "U8",
-            [160, 128],
-            ", as the metadata says nvfp4",
-        ),
+        (&["--group", "32x32"], "l.weight", "F8_E4M3", [160, 256], "cast to e4m3 32x32"),
+        (&["--group", "32x1", "--transposed"], "l.weight", "F8_E4M3", [256, 160], "cast to e4m3 32x1"),
+        (&["--group", "1x32", "--format", "e2m1"], "l.weight", "U8", [160, 128], "cast to e2m1 1x32"),
+        (&["--recipe", "fp8-128x128"], "l.weight", "F8_E4M3", [160, 256], "fp8-128x128"),
+        (&["--recipe", "fp8-row", "--format", "e5m2"], "l.weight", "F8_E5M2", [160, 256], "fp8-row"),
+        (&["--recipe", "nvfp4"], "l.weight", "U8", [160, 128], "nvfp4"),
+        (&["--recipe", "mxfp4"], "l.weight", "U8", [160, 128], "mxfp4"),
+        (&["--recipe", "nvfp4", "--dialect", "compressed-tensors"], "l.weight_packed", "U8", [160, 128], "nvfp4"),
     ];
     for (options, name, must, shape, of) in ways {
         good(&[&["quantize", &input, "-o", &q][..], options].concat());
         for (dtype, is, width) in TYPES {
             retyped(&q, &bad_one, name, dtype, width);
-            let found = format!("tensor {name}: is {is} {shape:?}, but must be {must} {shape:?}{of}");
+            let found = format!("tensor {name}: is {is} {shape:?}, but must be {must}, as the metadata says: {of}");
             let words = [found.as_str(), "; quantize it again"];
             assert_words(&bad(2, &["dequantize", &bad_one, "-o", &back]), &words);
             assert!(!fs::exists(&back).unwrap());
@@ -90,7 +78,7 @@ fn codes_of_another_type_than_the_metadata_say_are_refused() {
         // FP8 in a byte that is none.
         if must != "U8" {
             retyped(&q, &bad_one, name, Dtype::U8, 1);
-            let found = format!("tensor {name}: is U8 {shape:?}, but must be {must} {shape:?}{of}");
+            let found = format!("tensor {name}: is U8 {shape:?}, but must be {must}, as the metadata says: {of}");
             assert_words(&bad(2, &["dequantize", &bad_one, "-o", &back]), &[&found, "; quantize it again"]);
         }
     }
@@ -245,4 +233,175 @@ fn packed_codes_that_lost_their_scales_are_told_once() {
     let text = good(&["info", &left]);
     assert_words(&text, &[right]);
     assert!(!text.contains("is not in the file"), "{text}");
+}
+
+/// A file of these tensors with these entries.
+fn with_entries(path: &str, tensors: &[Tensor], entries: &HashMap<String, String>) {
+    let views = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| (*name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    fs::write(path, safetensors::serialize(views.collect::<Vec<_>>(), Some(entries.clone())).unwrap()).unwrap();
+}
+
+fn entries(path: &str) -> HashMap<String, String> {
+    SafeTensors::read_metadata(&fs::read(path).unwrap()).unwrap().1.metadata().clone().unwrap_or_default()
+}
+
+fn f64_tensor<'a>(name: &'a str, shape: [usize; 2]) -> Tensor<'a> {
+    (name, Dtype::F64, shape.to_vec(), vec![0; 8 * shape[0] * shape[1]])
+}
+
+/// (Its model was refused as one that is quantized, where the values are F64, or have the name of packed codes.)
+#[test]
+fn entries_that_were_left_make_no_quantized_model_of_plain_values() {
+    let folder = Folder::new();
+    let [input, q, o] = ["in", "q", "o"].map(|name| folder.file(name));
+    for (dialect, tensor) in [
+        ("plain", f64_tensor("l.weight", [128, 128])),
+        ("compressed-tensors", f32_tensor("l.weight_packed", [128, 128], 1)),
+    ] {
+        write(&input, &[f32_tensor("l.weight", [128, 128], 1)]);
+        let _ = fs::remove_file(&q);
+        good(&["quantize", &input, "-o", &q, "--recipe", "nvfp4", "--dialect", dialect]);
+        let model = folder.file(&format!("model-{dialect}"));
+        let tensors = [tensor, f32_tensor("v.weight", [128, 128], 2)];
+        model_folder(&model, &tensors, Some(serde_json::json!({"architectures": ["X"]})));
+        with_entries(&format!("{model}/model.safetensors"), &tensors, &entries(&q));
+        let _ = fs::remove_dir_all(&o);
+        good(&["quantize", &model, "-o", &o, "--recipe", "fp8-row", "--exclude", "l.weight"]);
+        let mut keys: Vec<_> = entries(&format!("{o}/model.safetensors")).into_keys().collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["format", "scaled_gemm.v.weight"], "{dialect}");
+    }
+}
+
+/// (The remedy was to quantize it again alone, where the entry is the fault.)
+#[test]
+fn a_broken_entry_of_a_cast_that_was_left_is_told_so() {
+    let folder = Folder::new();
+    let [input, q, left, back] = ["in", "q", "left", "back"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("l.weight", [160, 256], 1)]);
+    good(&["quantize", &input, "-o", &q, "--group", "32x32"]);
+    let broken = entries(&q).into_iter().map(|(key, entry)| (key, entry.replace("32x32", "3x7"))).collect();
+    with_entries(&left, &[f32_tensor("l.weight", [160, 256], 1)], &broken);
+    let remedy = "; quantize it again, or, if it is plain now, take scaled_gemm.l.weight out of the metadata";
+    let (text, _) = wrong(&["info", &left]);
+    for text in [bad(2, &["dequantize", &left, "-o", &back]), text] {
+        assert_words(&text, &["tensor l.weight: its recipe in the metadata has the unknown group", remedy]);
+    }
+}
+
+/// (A scale that was left stood in the way, or was copied beside the plain matrix, which `info` calls wrong.)
+#[test]
+fn scales_that_were_left_go_with_their_entry() {
+    let folder = Folder::new();
+    let [input, q, left, o] = ["in", "q", "left", "o"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("l.weight", [160, 256], 1)]);
+    let ways: [(&[&str], usize); 6] = [
+        (&["--group", "32x32"], 1),
+        (&["--group", "1x32", "--scales", "ue8m0"], 1),
+        (&["--recipe", "fp8-128x128"], 1),
+        (&["--recipe", "nvfp4"], 2),
+        (&["--recipe", "nvfp4", "--dialect", "compressed-tensors"], 2),
+        (&["--recipe", "mxfp8", "--dialect", "comfyui"], 1),
+    ];
+    for (options, scales) in ways {
+        let _ = fs::remove_file(&q);
+        good(&[&["quantize", &input, "-o", &q][..], options].concat());
+        let bytes = fs::read(&q).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let old: Vec<_> = file.tensors().into_iter().filter(|(name, _)| name.contains("scale")).collect();
+        assert_eq!(old.len(), scales, "{options:?}");
+        let plain = [f32_tensor("l.weight", [160, 256], 1), f32_tensor("v.weight", [160, 256], 2)];
+        let mut tensors = plain.to_vec();
+        tensors.extend(
+            old.iter().map(|(name, view)| (name.as_str(), view.dtype(), view.shape().to_vec(), view.data().to_vec())),
+        );
+        // A scale of another shape is none of the entry's.
+        let other = ("v.weight_scale_2", Dtype::F32, vec![7], f32_bytes(&[1.0; 7]));
+        with_entries(&left, &tensors, &entries(&q));
+        for how in [&["--exclude", "l.weight"][..], &[]] {
+            let text = good(&[&["quantize", &left, "-o", &o, "--recipe", "fp8-row"][..], how].concat());
+            assert_words(
+                &text,
+                &[&format!(
+                    "left out, scales of what a matrix was that is plain now, by an entry of the metadata, which is left out, too: {scales} ("
+                )],
+            );
+            let text = good(&["info", &o]);
+            assert!(!text.contains("wrong"), "{text}");
+        }
+        with_entries(&left, &[&tensors[..], std::slice::from_ref(&other)].concat(), &entries(&q));
+        let error = bad(2, &["quantize", &left, "-o", &o, "--recipe", "fp8-row"]);
+        assert_words(&error, &["v.weight_scale_2: is there, and would be read as a scale of v.weight"]);
+    }
+}
+
+/// (Of such entries nothing was said.)
+#[test]
+fn entries_of_matrices_that_are_not_there_are_named() {
+    let folder = Folder::new();
+    let [input, q, left, o] = ["in", "q", "left", "o"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("l.weight", [128, 256], 1), f32_tensor("v.weight", [128, 256], 2)]);
+    for options in [&["--group", "32x32"][..], &["--recipe", "nvfp4", "--dialect", "compressed-tensors"]] {
+        let _ = fs::remove_file(&q);
+        good(&[&["quantize", &input, "-o", &q][..], options].concat());
+        assert!(!good(&["info", &q]).contains("no codes are there"));
+        with_entries(&left, &[f32_tensor("other.weight", [128, 256], 1)], &entries(&q));
+        let words = format!(
+            "{left}: the metadata say how 2 matrices (l.weight, v.weight) were quantized, of which no codes are there; take the entries \
+             scaled_gemm.NAME out of them, or fetch what is missing"
+        );
+        assert_words(&good(&["info", &left]), &[&words]);
+    }
+    // Of a scale without its codes it is said once.
+    let bytes = fs::read(&q).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let rest: Vec<_> = file.tensors().into_iter().filter(|(name, _)| name != "l.weight_packed").collect();
+    let rest: Vec<Tensor> = rest
+        .iter()
+        .map(|(name, view)| (name.as_str(), view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        .collect();
+    with_entries(&left, &rest, &entries(&q));
+    let (text, _) = wrong(&["info", &left]);
+    assert_words(&text, &["neither tensor l.weight nor l.weight_packed is there"]);
+    assert!(!text.contains("no codes are there"), "{text}");
+    // Each of several shards has the entries of its own matrices, those of gpt-oss's blocks too. (All had them.)
+    let model = folder.file("model");
+    let bf16 =
+        |name, shape: [usize; 3]| (name, Dtype::BF16, shape.to_vec(), vec![0; 2 * shape.iter().product::<usize>()]);
+    let [up, down] = ["model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"];
+    model_folder(
+        &model,
+        &[bf16(up, [2, 64, 128]), bf16(down, [2, 64, 64])],
+        Some(serde_json::json!({"model_type": "gpt_oss", "architectures": ["X"]})),
+    );
+    good(&["quantize", &model, "-o", &o, "--recipe", "mxfp4", "--shard-size", "10KB"]);
+    for shard in 1..3 {
+        let keys: Vec<_> = entries(&format!("{o}/model-0000{shard}-of-00002.safetensors"))
+            .into_keys()
+            .filter(|key| key.starts_with("scaled"))
+            .collect();
+        assert_eq!(keys.len(), 1, "{keys:?}");
+    }
+}
+
+/// (Whatever could not be read, and takes two codes a byte, was called NVFP4.)
+#[test]
+fn codes_without_their_scales_are_called_what_the_metadata_say() {
+    let folder = Folder::new();
+    let [input, q, left, o] = ["in", "q", "left", "o"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("l.weight", [160, 256], 1), f32_tensor("v.weight", [160, 256], 2)]);
+    let ways: [(&[&str], Dtype, &str); 4] = [
+        (&["--recipe", "mxfp4"], Dtype::U8, "MXFP4 already"),
+        (&["--group", "1x32", "--format", "e2m1"], Dtype::U8, "a cast already"),
+        (&["--group", "1x32"], Dtype::F8_E4M3, "a cast already"),
+        (&["--recipe", "nvfp4"], Dtype::U8, "NVFP4 already"),
+    ];
+    for (options, dtype, what) in ways {
+        good(&[&["quantize", &input, "-o", &q, "--only", "l.weight"][..], options].concat());
+        without(&q, &left, &["l.weight_scale", "l.weight_scale_2"], ("l.weight", dtype, 1));
+        let text = good(&["quantize", &left, "-o", &o, "--recipe", "fp8-row"]);
+        assert_words(&text, &[&format!("copied as they are, {what}: 1 (l.weight")]);
+    }
 }

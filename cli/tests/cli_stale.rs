@@ -6,7 +6,7 @@ use std::fs;
 
 use common::*;
 use safetensors::SafeTensors;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 
 fn one(name: &str) -> Tensor<'_> {
@@ -17,6 +17,15 @@ fn one(name: &str) -> Tensor<'_> {
 fn layers<'a>(beside: &[Tensor<'a>]) -> Vec<Tensor<'a>> {
     let [down, up] = ["l.down_proj.weight", "l.up_proj.weight"];
     [&[f32_tensor(down, [128, 128], 1), f32_tensor(up, [128, 128], 2)], beside].concat()
+}
+
+/// The file with a tensor more.
+fn add(from: &str, to: &str, (name, dtype, shape, data): Tensor<'_>) {
+    let bytes = fs::read(from).unwrap();
+    let entries = SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let more = (name, TensorView::new(dtype, shape, &data).unwrap());
+    fs::write(to, safetensors::serialize(file.iter().chain([more]).collect::<Vec<_>>(), entries).unwrap()).unwrap();
 }
 
 /// (All were refused, as what would be read as a scale, which no reader does.)
@@ -54,6 +63,16 @@ fn scales_that_no_reader_takes_are_copied_and_named() {
         assert!(!text.contains("beside weights that are plain"), "{text}");
         let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
         assert!(SafeTensors::deserialize(&bytes).unwrap().tensor(&name).is_ok(), "{dialect} {recipe} {last}");
+        // What is there is said by both. (`info` had no word of it.)
+        let file = format!("{output}/model.safetensors");
+        let again = folder.file("again");
+        let noted = good(&["info", &file]);
+        assert_words(&noted, &[&words[0], "matrix has not as it is written: no reader takes them for it", &words[2]]);
+        let options = ["--recipe", "fp8-row", "--only", "other"];
+        let with = folder.file("with");
+        add(&file, &with, f32_tensor("other.weight", [32, 64], 3));
+        let text = said(&[&["quantize", &with, "-o", &again][..], &options].concat());
+        assert_words(&text, &words.each_ref().map(String::as_str));
         // The matrix is what it would be without it.
         said(&["dequantize", &output, "-o", &plain, "--dtype", "f32"]);
         let sqnr =

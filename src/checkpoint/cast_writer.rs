@@ -95,8 +95,13 @@ impl<'w> CastWriter<'w> {
     /// [`Error::File`](crate::Error::File) for another scheme or width than the layout says, for too many rows, for a group of rows divided among parts,
     /// and for a scale that is not finite, or negative, which no reader accepts; [`Error::Io`](crate::Error::Io).
     pub fn append(&mut self, part: &HostCastMatrix) -> Result<()> {
-        let PlannedCast { scheme, rows, cols } = self.planned;
-        let (first, end) = (self.rows, self.planned.check_part(self.writer, &self.name, self.rows, part)?);
+        let end = self.planned.check_part(self.writer, &self.name, self.rows, part)?;
+        self.append_checked(part, end)
+    }
+
+    /// Writes rows that were found to be the next, up to `end`.
+    fn append_checked(&mut self, part: &HostCastMatrix, end: usize) -> Result<()> {
+        let (PlannedCast { scheme, rows, cols }, first) = (self.planned, self.rows);
         let [height, _] = scheme.group().extents();
         let ([all, across], band) = (scheme.group().grid(rows, cols), first / height.size(rows));
         if scheme.is_transposed() {
@@ -161,15 +166,14 @@ impl CheckpointWriter {
     /// # Errors
     /// As [`CheckpointWriter::cast`] and [`CastWriter::append`].
     pub fn write_cast(&self, name: &str, matrix: &HostCastMatrix) -> Result<()> {
+        let Some(planned) = self.casts.get(name) else { return self.cast(name).map(drop) };
         // Before a tensor is begun, which it is once: after a refusal the right matrix can be written.
-        if let Some(planned) = self.casts.get(name) {
-            planned.check_part(self, name, 0, matrix)?;
-            if matrix.rows() != planned.rows {
-                return Err(self.too_few_rows(name, matrix.rows(), planned.rows));
-            }
+        let end = planned.check_part(self, name, 0, matrix)?;
+        if end != planned.rows {
+            return Err(self.too_few_rows(name, end, planned.rows));
         }
         let mut writer = self.cast(name)?;
-        writer.append(matrix)?;
+        writer.append_checked(matrix, end)?;
         writer.finish()
     }
 }

@@ -213,8 +213,7 @@ impl Listing {
                     "is {} {:?}, but must be {} {:?} for {rows} x {cols} cast to {scheme}",
                     found.dtype, found.shape, want.dtype, want.shape
                 );
-                let remedy = if found.name == codes.name { self.again(name, codes) } else { again.into() };
-                return Err(self.refuse(&found.name, found_as, remedy));
+                return Err(self.refuse(&found.name, found_as, again));
             }
         }
         Ok((rows, cols))

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::by_name::ByName;
 use super::comfy;
+use super::names::CODES_ENDINGS;
 
 /// Most dimensions of a tensor accepted, as in PyTorch and NumPy: more of them would be memory for nothing.
 const MAX_DIMENSIONS: usize = 64;
@@ -158,7 +159,8 @@ impl Header {
         bytes.push(b'{');
         let here = |key: &str| match key.strip_prefix(RECIPE_KEY) {
             Some(matrix) => {
-                self.get(matrix).or_else(|| self.get(&format!("{matrix}_packed"))).is_none_or(|t| t.file == file)
+                let mut codes = CODES_ENDINGS.iter().filter_map(|ending| self.get(&[matrix, ending].concat()));
+                codes.next().is_none_or(|codes| codes.file == file)
             }
             None => true,
         };
@@ -187,8 +189,8 @@ impl Header {
 
 /// The name under which a header holds its metadata.
 pub(super) const METADATA: &str = "__metadata__";
-/// How the metadata entry of a matrix begins: its recipe.
-pub(super) const RECIPE_KEY: &str = "scaled_gemm.";
+/// How the key of a matrix's entry in the metadata begins, before its name: what holds its recipe.
+pub const RECIPE_KEY: &str = "scaled_gemm.";
 
 /// What was read of a header so far, and what is wrong with the entry that ended the reading. Each entry is read into what is
 /// kept of it: a tree of JSON values takes fifteen times the header.

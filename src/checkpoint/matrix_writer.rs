@@ -4,7 +4,7 @@ use super::comfy;
 use super::layout::{Planned, dialect_format};
 use super::names::{Dialect, ScaleMeaning, block_scale_tensor, code_tensor, scale_tensor};
 use super::writer::{CheckpointWriter, ROWS, SCHEME, TensorWriter};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{BlockScaleFormat, Extent, HostQuantMatrix};
 
 /// A quantized matrix of a layout, from its first rows to its last.
@@ -21,15 +21,25 @@ pub struct MatrixWriter<'w> {
     whole: Option<f32>,
 }
 
+/// Rows that a matrix of a layout may have, with their scales in logical order.
+#[derive(Debug)]
+pub(super) struct CheckedRows<'p> {
+    part: &'p HostQuantMatrix,
+    /// Where they end.
+    pub(super) end: usize,
+    scales: Vec<f32>,
+    block_scales: Vec<u8>,
+}
+
 impl Planned {
-    /// Refuses what are no rows of the matrix from `first` on; gives where they end.
-    pub(super) fn check_part(
+    /// Refuses what are no rows of the matrix from `first` on, and a scale that is not finite, as it would be stored, which no reader accepts.
+    pub(super) fn check_part<'p>(
         &self,
         writer: &CheckpointWriter,
         name: &str,
         first: usize,
-        part: &HostQuantMatrix,
-    ) -> Result<usize> {
+        part: &'p HostQuantMatrix,
+    ) -> Result<CheckedRows<'p>> {
         let Self { scheme, basis, rows, cols, .. } = *self;
         if (part.scheme(), part.basis()) != (scheme, basis) {
             let found = format!("is {} ({:?}) where the layout says {scheme} ({basis:?})", part.scheme(), part.basis());
@@ -48,7 +58,45 @@ impl Planned {
             );
             return Err(writer.refuse(name, found, ROWS));
         }
-        Ok(end)
+        let (scales, block_scales) = (part.logical_scales(), part.logical_block_scales());
+        match self.not_finite(first, &scales, &block_scales) {
+            None => Ok(CheckedRows { part, end, scales, block_scales }),
+            Some(found) => {
+                let remedy = match scheme.spec().block {
+                    None => {
+                        "quantize smaller values, all finite, or with the preset transformer-engine, which gives such groups scale 1"
+                    }
+                    Some(_) => "quantize smaller values, all finite",
+                };
+                let reason = format!(
+                    "{found}, because its group holds an infinity, NaN, or values so large that the scale is beyond its format"
+                );
+                Err(writer.refuse(name, reason, remedy))
+            }
+        }
+    }
+
+    /// The first of the scales of rows from `first` on that is not finite.
+    fn not_finite(&self, first: usize, scales: &[f32], block_scales: &[u8]) -> Option<String> {
+        let Self { scheme, rows, cols, dialect, .. } = *self;
+        // Numbers of the whole matrix, not of a part.
+        let [_, groups] = scheme.scale_grid(rows, cols);
+        let group = match scheme.spec().group_rows {
+            Extent::All => 0,
+            extent => first / extent.size(rows) * groups,
+        };
+        let meaning = scale_tensor(dialect, scheme, rows, cols).map(|(_, meaning)| meaning);
+        let is_stored = |scale: f32| meaning.is_none_or(|meaning| meaning.stored(scale).is_finite());
+        if let Some(at) = scales.iter().position(|s| !s.is_finite() || !is_stored(*s)) {
+            return Some(format!("scale {} is {}", group + at, scales[at]));
+        }
+        let nan = |byte: &u8| match scheme.spec().block.map(|b| b.format) {
+            Some(BlockScaleFormat::Ue8m0) => *byte == 0xFF,
+            _ => *byte >= 0x7F,
+        };
+        let [_, blocks] = scheme.block_grid(rows, cols);
+        let at = block_scales.iter().position(nan)?;
+        Some(format!("block scale {} is byte {:#04x}", first * blocks + at, block_scales[at]))
     }
 }
 
@@ -63,10 +111,6 @@ impl<'w> MatrixWriter<'w> {
         };
         let Planned { scheme, rows, cols, dialect, .. } = planned;
         let begin = |suffix: &str| writer.tensor(&format!("{name}{suffix}"));
-        if dialect == Dialect::ComfyUi {
-            let mark = format!("{}{}", comfy::layer(name), comfy::SUFFIX);
-            writer.write(&mark, &comfy::tensor(dialect_format(scheme)))?;
-        }
         let codes = begin(code_tensor(dialect, scheme, rows, cols).suffix)?;
         let block_scales = block_scale_tensor(dialect, scheme, rows, cols).map(|t| begin(t.suffix)).transpose()?;
         let scales = scale_tensor(dialect, scheme, rows, cols);
@@ -78,14 +122,17 @@ impl<'w> MatrixWriter<'w> {
     /// last have whole groups of rows.
     ///
     /// # Errors
-    /// [`Error::File`] for another scheme, basis or width than the layout says, for too many rows, for a group of rows divided
+    /// [`Error::File`](crate::Error::File) for another scheme, basis or width than the layout says, for too many rows, for a group of rows divided
     /// among parts, for parts with different scales of the whole matrix, and for a scale that is not finite, which no reader
-    /// accepts; [`Error::Io`].
+    /// accepts; [`Error::Io`](crate::Error::Io).
     pub fn append(&mut self, part: &HostQuantMatrix) -> Result<()> {
-        let scheme = self.planned.scheme;
-        let end = self.planned.check_part(self.writer, &self.name, self.rows, part)?;
-        let (scales, block_scales) = (part.logical_scales(), part.logical_block_scales());
-        self.check_finite(&scales, &block_scales)?;
+        let checked = self.planned.check_part(self.writer, &self.name, self.rows, part)?;
+        self.append_checked(checked)
+    }
+
+    /// Writes rows that were found to be the next.
+    pub(super) fn append_checked(&mut self, rows: CheckedRows<'_>) -> Result<()> {
+        let (scheme, CheckedRows { part, end, scales, block_scales }) = (self.planned.scheme, rows);
         let comfy = self.planned.dialect == Dialect::ComfyUi;
         match comfy && scheme.is_nvfp4() {
             true => {
@@ -119,47 +166,16 @@ impl<'w> MatrixWriter<'w> {
     /// Ends the matrix.
     ///
     /// # Errors
-    /// [`Error::File`] if rows are missing.
+    /// [`Error::File`](crate::Error::File) if rows are missing.
     pub fn finish(self) -> Result<()> {
+        let Planned { scheme, dialect, .. } = self.planned;
+        if dialect == Dialect::ComfyUi {
+            // At the end: what is refused before its first rows may be written yet, and is to find its mark unwritten.
+            let mark = format!("{}{}", comfy::layer(&self.name), comfy::SUFFIX);
+            self.writer.write(&mark, &comfy::tensor(dialect_format(scheme)))?;
+        }
         self.codes.finish()?;
         self.block_scales.map_or(Ok(()), TensorWriter::finish)?;
         self.scales.map_or(Ok(()), |(tensor, _)| tensor.finish())
-    }
-
-    fn check_finite(&self, scales: &[f32], block_scales: &[u8]) -> Result<()> {
-        let scheme = self.planned.scheme;
-        // Numbers of the whole matrix, not of a part.
-        let [_, groups] = scheme.scale_grid(self.planned.rows, self.planned.cols);
-        let first = match scheme.spec().group_rows {
-            Extent::All => 0,
-            extent => self.rows / extent.size(self.planned.rows) * groups,
-        };
-        let stored = |s: &f32| self.scales.as_ref().is_none_or(|(_, meaning)| meaning.stored(*s).is_finite());
-        if let Some(at) = scales.iter().position(|s| !s.is_finite() || !stored(s)) {
-            return Err(self.not_finite(format!("scale {} is {}", first + at, scales[at])));
-        }
-        let nan = |byte: &u8| match scheme.spec().block.map(|b| b.format) {
-            Some(BlockScaleFormat::Ue8m0) => *byte == 0xFF,
-            _ => *byte >= 0x7F,
-        };
-        let [_, blocks] = scheme.block_grid(self.planned.rows, self.planned.cols);
-        if let Some(at) = block_scales.iter().position(nan) {
-            let place = self.rows * blocks + at;
-            return Err(self.not_finite(format!("block scale {place} is byte {:#04x}", block_scales[at])));
-        }
-        Ok(())
-    }
-
-    fn not_finite(&self, found: String) -> Error {
-        let remedy = match self.planned.scheme.spec().block {
-            None => {
-                "quantize smaller values, all finite, or with the preset transformer-engine, which gives such groups scale 1"
-            }
-            Some(_) => "quantize smaller values, all finite",
-        };
-        let reason = format!(
-            "{found}, because its group holds an infinity, NaN, or values so large that the scale is beyond its format"
-        );
-        self.writer.refuse(&self.name, reason, remedy)
     }
 }

@@ -76,7 +76,7 @@ pub use cast_recipe::{StoredScheme, WrittenCast};
 pub use cast_writer::CastWriter;
 pub(crate) use entries::{Words, each_entry};
 pub use fused::Heads;
-pub use header::TensorInfo;
+pub use header::{RECIPE_KEY, TensorInfo};
 pub use layout::CheckpointLayout;
 pub use matrix_writer::MatrixWriter;
 pub use names::{CODES_ENDINGS, Dialect, NibbleOrder, SCALE_ENDINGS, scaled_by_name};

@@ -52,6 +52,11 @@ pub(super) fn scaled_by_old_comfy(name: &str) -> Option<String> {
     name.strip_suffix(OLD_COMFY_SCALE).map(|layer| [layer, "weight"].concat())
 }
 
+/// The name of the scale of a matrix in ComfyUI's older files: of a layer's `weight` alone.
+pub(super) fn old_comfy_scale(name: &str) -> Option<String> {
+    name.strip_suffix("weight").map(|layer| [layer, OLD_COMFY_SCALE].concat())
+}
+
 /// The matrices that a tensor would be a scale of by its name alone, in every dialect, whether they are there or not: of `x.weight_scale_2`
 /// `x.weight`, of `x.scale_weight` (ComfyUI's older files) `x.weight`, of what ends in no such way none.
 pub fn scaled_by_name(name: &str) -> impl Iterator<Item = Cow<'_, str>> {

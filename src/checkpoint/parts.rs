@@ -6,8 +6,8 @@ use super::cast_recipe::cast_scheme;
 use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::{
-    BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, OLD_COMFY_SCALE, PACKED_SUFFIX, SCALE_ENDINGS, SCALE_SUFFIXES,
-    SECOND_SUFFIX, code_dtype, code_format, is_e8m0, is_scale_beside, is_wide, scaled_beside,
+    BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, PACKED_SUFFIX, SCALE_ENDINGS, SCALE_SUFFIXES, SECOND_SUFFIX,
+    code_format, is_e8m0, is_scale_beside, old_comfy_scale, scaled_beside,
 };
 use super::recipe::Reading;
 use crate::error::{Error, Result};
@@ -197,19 +197,11 @@ impl Listing {
 
     pub(super) fn parts(&self, name: &str) -> Result<Parts<'_>> {
         if let Some(scheme) = self.written(name).and_then(|text| cast_scheme(text)) {
+            self.check_said_type(name)?;
             let scheme = scheme.map_err(|e| self.refuse(name, e, "quantize it again"))?;
-            let (codes, scale) = (self.info(name)?, [name, SCALE_SUFFIXES[0]].concat());
-            let scale = self.get(&scale).ok_or_else(|| {
-                // What is plain has none, and no file carries it.
-                if is_wide(codes.dtype) {
-                    let must = code_dtype(scheme.format());
-                    let found = format!(
-                        "is {} {:?}, but must be {must}, as the metadata says: cast to {scheme}",
-                        codes.dtype, codes.shape
-                    );
-                    return self.refuse(name, found, self.again(name, codes));
-                }
-                let found = format!("is cast to {scheme} but has no scale {scale}");
+            let (codes, own) = (self.info(name)?, [name, SCALE_SUFFIXES[0]].concat());
+            let scale = self.get(&own).ok_or_else(|| {
+                let found = format!("is cast to {scheme} but has no scale {own}{}", self.beside(name, &[], "cast"));
                 self.refuse(name, found, "use a file that carries its scales; none is ever assumed")
             })?;
             return Ok(Parts::Cast { scheme, codes, scale });
@@ -260,11 +252,11 @@ impl Listing {
             return Ok(Parts::Bytes { format, codes, scale });
         }
         if codes.dtype == Dtype::U8 && self.is_written_as_mxfp4(name) {
-            let name = format!("{name}{}", SCALE_SUFFIXES[0]);
             let remedy = "use a file that carries its scales; none is ever assumed";
-            let scale = self
-                .get(&name)
-                .ok_or_else(|| self.refuse(&codes.name, format!("is MXFP4 but has no scale {name}"), remedy))?;
+            let scale = self.ending(name, SCALE_SUFFIXES[0]).ok_or_else(|| {
+                let beside = self.beside(name, &[], "MXFP4");
+                self.refuse(name, format!("is MXFP4 but has no scale {name}{}{beside}", SCALE_SUFFIXES[0]), remedy)
+            })?;
             return Ok(Parts::Mxfp4 { codes, scale });
         }
         if self.is_modelopt(codes) {
@@ -306,9 +298,9 @@ impl Listing {
 
     /// The one scale of an FP8 matrix.
     fn fp8_scale(&self, name: &str) -> Result<&TensorInfo> {
-        let old = name.strip_suffix("weight").map(|layer| (layer, OLD_COMFY_SCALE));
-        let names = SCALE_SUFFIXES.into_iter().map(|suffix| (name, suffix)).chain(old);
-        let found: Vec<_> = names.filter_map(|(name, suffix)| self.ending(name, suffix)).collect();
+        let old = old_comfy_scale(name);
+        let names = SCALE_SUFFIXES.into_iter().map(|suffix| [name, suffix].concat()).chain(old.clone());
+        let found: Vec<_> = names.filter_map(|name| self.get(&name)).collect();
         if let Some(base) = self.zero_points_of(name).filter(|_| found.is_empty()) {
             let of = self.get(name).map(|t| format!(" in {} {:?}", t.dtype, t.shape)).unwrap_or_default();
             let found = format!("holds zero points of {base}{of}, and codes that are read here have none");
@@ -324,11 +316,15 @@ impl Listing {
                     format!("is FP8 with the name of a scale of {base}, and neither that nor a scale of its own is in the file"),
                     "fetch or write the file again",
                 ),
-                (None, None) => self.refuse(
-                    name,
-                    format!("is FP8 but has no scale: neither {name}_scale nor {name}_scale_inv is in the file"),
-                    "use a file that carries its scales; none is ever assumed",
-                ),
+                (None, None) => {
+                    let names = match old {
+                        Some(old) => format!("none of {name}_scale, {name}_scale_inv and {old}"),
+                        None => format!("neither {name}_scale nor {name}_scale_inv"),
+                    };
+                    let found =
+                        format!("is FP8 but has no scale: {names} is in the file{}", self.beside(name, &[], "FP8"));
+                    self.refuse(name, found, "use a file that carries its scales; none is ever assumed")
+                }
             }),
             _ => {
                 let names: Vec<_> = found.iter().map(|t| t.name.as_str()).collect();
@@ -338,10 +334,25 @@ impl Listing {
         }
     }
 
+    /// The scales by their names that are beside a matrix which lacks one, but for those with the endings of its `own`: to go on with in the
+    /// refusal.
+    fn beside(&self, name: &str, own: &[&str], what: &str) -> String {
+        let endings = SCALE_ENDINGS.iter().chain(&[BLOCK_SCALES_SUFFIX]).filter(|ending| !own.contains(ending));
+        let old = old_comfy_scale(name);
+        let names = endings.map(|ending| [name, ending].concat()).chain(old);
+        let found: Vec<_> = names.filter(|name| self.get(name).is_some()).collect();
+        match found.as_slice() {
+            [] => String::new(),
+            [one] => format!("; beside it is {one}, which no {what} has"),
+            all => format!("; beside it are {}, which no {what} has", all.join(" and ")),
+        }
+    }
+
     /// A scale of an NVFP4 matrix.
     fn companion(&self, name: &str, suffix: &str) -> Result<&TensorInfo> {
         self.ending(name, suffix).ok_or_else(|| {
-            let found = format!("is NVFP4 but has no scale {name}{suffix}");
+            let own = [SCALE_SUFFIXES[0], SECOND_SUFFIX, DIVISOR_SUFFIX];
+            let found = format!("is NVFP4 but has no scale {name}{suffix}{}", self.beside(name, &own, "NVFP4"));
             self.refuse(name, found, "use a file that carries both levels of scales; none is ever assumed")
         })
     }

@@ -1,11 +1,12 @@
 //! The quantized matrices of a [`Checkpoint`], whole or by rows.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use super::cast_recipe::StoredScheme;
 use super::comfy;
 use super::header::TensorInfo;
-use super::names::{Dialect, NibbleOrder, is_e8m0, wide_dtype};
+use super::names::{Dialect, NibbleOrder, is_e8m0, scaled_by_name, wide_dtype};
 use super::parts::{Parts, Second, is_marker};
 use super::plain_rows::widen;
 use super::reader::Checkpoint;
@@ -24,9 +25,37 @@ impl Checkpoint {
         self.listing.quantized()
     }
 
-    /// True for the key of an entry in the metadata that says how a tensor is quantized which is plain (BF16, F16, F32, F64): it was left when its values were written.
+    /// True for the key of an entry in the metadata that says how a matrix is quantized which is plain (BF16, F16, F32, F64), under whatever name its
+    /// codes would have: it was left when its values were written.
     pub fn is_left(&self, key: &str) -> bool {
         self.listing.is_left(key)
+    }
+
+    /// True for a scale that was left with such an entry ([`Checkpoint::is_left`]), as that says it: of codes that are gone.
+    pub fn is_left_scale(&self, tensor: &TensorInfo) -> bool {
+        self.listing.is_left_scale(tensor)
+    }
+
+    /// The matrices that the metadata have a recipe of, and of which no codes are there.
+    pub fn said_of_nothing(&self) -> impl Iterator<Item = &str> {
+        self.listing.said_of_nothing()
+    }
+
+    /// How the metadata say that a matrix is quantized, whatever is there of it; `None` where they do not say, or nothing that is known.
+    pub fn said_scheme(&self, name: &str) -> Option<StoredScheme> {
+        self.listing.said_scheme(name)?.ok()
+    }
+
+    /// Tensors with the name of a scale of a quantized matrix which is read without them, and the name of the matrix: scales of what it was
+    /// before, or of nothing.
+    pub fn scales_of_others(&self) -> Vec<(&str, &str)> {
+        let read = self.quantized().into_iter().filter_map(|name| Some((name, self.tensors_of(name).ok()?)));
+        let (matrices, parts): (HashSet<&str>, Vec<Vec<String>>) = read.unzip();
+        let own: HashSet<&str> = parts.iter().flatten().map(String::as_str).collect();
+        let others = self.tensors().iter().map(|tensor| tensor.name.as_str()).filter(|name| !own.contains(name));
+        others
+            .filter_map(|name| Some((name, scaled_by_name(name).find_map(|of| matrices.get(&*of).copied())?)))
+            .collect()
     }
 
     /// True for the scale of another tensor of the file.

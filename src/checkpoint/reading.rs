@@ -30,11 +30,11 @@ impl Listing {
             None => None,
         };
         let metadata = written.map(|w| w.scheme);
-        let shape_fault =
-            |e: String| self.refuse(name, e.replace("NAME", name), self.or_lost_cast(name, NEVER_RESHAPED));
-        let ending = |scale: &TensorInfo| match scale.name.strip_prefix(name) {
-            Some(suffix) => suffix.to_string(),
-            None => SCALE_SUFFIXES[0].to_string(),
+        // A scale of another name, of ComfyUI's older files, counts as one of the first.
+        let ending = |scale: &TensorInfo| scale.name.strip_prefix(name).unwrap_or(SCALE_SUFFIXES[0]).to_string();
+        let shape_fault = |scale: &TensorInfo, e: String| {
+            let e = e.replace(&["NAME", &ending(scale)].concat(), &scale.name);
+            self.refuse(name, e, self.or_lost_cast(name, NEVER_RESHAPED))
         };
         match *parts {
             Parts::Bytes { scale, .. } if !is_e8m0(scale.dtype) => self.check_float(scale)?,
@@ -59,12 +59,13 @@ impl Listing {
                 scheme
             }
             Parts::Bytes { format, scale, .. } if is_e8m0(scale.dtype) => {
-                recognise_e8m0(format, [rows, cols], &ending(scale), &scale.shape, metadata).map_err(shape_fault)?
+                recognise_e8m0(format, [rows, cols], &ending(scale), &scale.shape, metadata)
+                    .map_err(|e| shape_fault(scale, e))?
             }
             Parts::Bytes { format, .. } if fused_rows.is_some() => Scheme::Fp8Row(format),
             Parts::Bytes { format, scale, .. } => {
                 recognise(format.into(), [rows, cols], &ending(scale), &grid_of(&scale.shape), metadata)
-                    .map_err(shape_fault)?
+                    .map_err(|e| shape_fault(scale, e))?
             }
             Parts::Mxfp4 { codes, scale } => {
                 let scheme = Scheme::Mxfp4;
@@ -97,7 +98,7 @@ impl Listing {
                     return Err(self.refuse(&scale.name, found, NEVER_RESHAPED));
                 }
                 let scheme = recognise(CodeFormat::E2M1, [rows, cols], &ending(second), &second.shape, metadata)
-                    .map_err(shape_fault)?;
+                    .map_err(|e| shape_fault(second, e))?;
                 if meaning == Second::Divisor && scheme != Scheme::Nvfp4 {
                     let found = format!("has shape {:?}, but one divisor serves the whole matrix", second.shape);
                     return Err(self.refuse(&second.name, found, NEVER_RESHAPED));

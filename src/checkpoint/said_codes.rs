@@ -2,10 +2,11 @@
 
 use safetensors::Dtype;
 
+use super::cast_recipe::{StoredScheme, cast_scales, cast_scheme};
 use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
-use super::names::{CODES_ENDINGS, code_dtype, code_format, is_wide};
-use super::recipe::Reading;
+use super::names::{CODES_ENDINGS, code_dtype, code_format, is_wide, scaled_by_name, tensors_of};
+use super::recipe::{Reading, dialect};
 use crate::error::Result;
 
 impl Listing {
@@ -23,35 +24,75 @@ impl Listing {
         endings.filter_map(|suffix| tensor.strip_suffix(suffix)).find(|name| is_said(name))
     }
 
+    /// The tensors that may hold the codes of a matrix by their names.
+    fn may_be_codes(&self, name: &str) -> impl Iterator<Item = &TensorInfo> {
+        CODES_ENDINGS.iter().filter_map(move |suffix| self.ending(name, suffix))
+    }
+
     /// The tensor that holds the codes of a matrix by its name.
     fn said_codes(&self, name: &str) -> Option<&TensorInfo> {
-        CODES_ENDINGS.iter().find_map(|suffix| self.ending(name, suffix))
+        self.may_be_codes(name).next()
+    }
+
+    /// How the metadata say that a matrix is quantized, whatever is there of it; the error is the reason, to follow its name.
+    pub(super) fn said_scheme(&self, name: &str) -> Option<std::result::Result<StoredScheme, String>> {
+        let text = self.written(name)?;
+        Some(match cast_scheme(text) {
+            Some(cast) => cast.map(StoredScheme::Cast),
+            None => Reading::from_json(text).map(|reading| StoredScheme::Product(reading.scheme)),
+        })
     }
 
     /// Refuses codes of a type that those of the scheme in the metadata do not have. What is FP8 of one kind in the place of the other is
     /// refused where its scales are looked at.
     pub(super) fn check_said_type(&self, name: &str) -> Result<()> {
-        let said = self.written(name).zip(self.said_codes(name));
-        let Some((text, codes)) = said.filter(|(_, codes)| code_format(codes.dtype).is_none()) else { return Ok(()) };
-        let scheme = match Reading::from_json(text) {
-            Ok(reading) => reading.scheme,
+        let Some(codes) = self.said_codes(name).filter(|codes| code_format(codes.dtype).is_none()) else {
+            return Ok(());
+        };
+        let Some(said) = self.said_scheme(name) else { return Ok(()) };
+        let scheme = match said {
+            Ok(scheme) => scheme,
             // Of packed codes a broken entry is told with what is missing beside them.
             Err(_) if codes.dtype == Dtype::U8 => return Ok(()),
             Err(e) => return Err(self.refuse(name, e, self.again(name, codes))),
         };
-        let must = code_dtype(scheme.spec().format);
+        let must = code_dtype(scheme.format());
         if codes.dtype == must {
             return Ok(());
         }
-        let (dtype, shape) = (codes.dtype, &codes.shape);
-        let found = format!("is {dtype} {shape:?}, but must be {must} {shape:?}, as the metadata says {scheme}");
+        // Not the shape that it must have: of two codes a byte it is another, and what is plain has that of its values.
+        let found = format!("is {} {:?}, but must be {must}, as the metadata says: {scheme}", codes.dtype, codes.shape);
         Err(self.refuse(&codes.name, found, self.again(name, codes)))
     }
 
-    /// True for an entry of the metadata that was left of a matrix which is plain now.
+    /// True for an entry of the metadata that was left of a matrix which is plain now: all that its codes may be by their names.
     pub(super) fn is_left(&self, key: &str) -> bool {
-        let matrix = key.strip_prefix(RECIPE_KEY).and_then(|name| self.get(name));
-        matrix.is_some_and(|matrix| is_wide(matrix.dtype))
+        let Some(name) = key.strip_prefix(RECIPE_KEY) else { return false };
+        self.said_codes(name).is_some() && self.may_be_codes(name).all(|tensor| is_wide(tensor.dtype))
+    }
+
+    /// True for a scale that was left with such an entry: with the name, type and shape that it has beside the codes which the entry speaks of.
+    pub(super) fn is_left_scale(&self, tensor: &TensorInfo) -> bool {
+        scaled_by_name(&tensor.name).any(|name| {
+            let text = self.written(&name).filter(|_| self.is_left(&[RECIPE_KEY, &name].concat()));
+            let Some((text, Ok(scheme))) = text.zip(self.said_scheme(&name)) else { return false };
+            let shape = self.said_codes(&name).map_or(&[][..], |plain| &plain.shape);
+            let [rows, cols] = *shape else { return false };
+            let written = match scheme {
+                StoredScheme::Cast(scheme) => vec![cast_scales(scheme, rows, cols)],
+                StoredScheme::Product(scheme) => tensors_of(dialect(text).unwrap_or_default(), scheme, rows, cols),
+            };
+            written.iter().any(|scale| {
+                tensor.name.strip_prefix(&*name) == Some(scale.suffix)
+                    && (tensor.dtype, &tensor.shape) == (scale.dtype, &scale.shape)
+            })
+        })
+    }
+
+    /// The matrices that the metadata speak of and of which no codes are there.
+    pub(super) fn said_of_nothing(&self) -> impl Iterator<Item = &str> {
+        let names = self.header.metadata.keys().filter_map(|key| key.strip_prefix(RECIPE_KEY));
+        names.filter(|name| self.said_codes(name).is_none())
     }
 
     /// What to do about codes of another type: values may be those of a matrix that is plain by now, and whose entry was left.

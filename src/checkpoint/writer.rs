@@ -163,15 +163,14 @@ impl CheckpointWriter {
     /// # Errors
     /// As [`CheckpointWriter::matrix`] and [`MatrixWriter::append`].
     pub fn write_quantized(&self, name: &str, matrix: &HostQuantMatrix) -> Result<()> {
+        let Some(planned) = self.matrices.get(name) else { return self.matrix(name).map(drop) };
         // Before a tensor is begun, which it is once: after a refusal the right matrix can be written.
-        if let Some(planned) = self.matrices.get(name) {
-            planned.check_part(self, name, 0, matrix)?;
-            if matrix.rows() != planned.rows {
-                return Err(self.too_few_rows(name, matrix.rows(), planned.rows));
-            }
+        let rows = planned.check_part(self, name, 0, matrix)?;
+        if rows.end != planned.rows {
+            return Err(self.too_few_rows(name, rows.end, planned.rows));
         }
         let mut writer = self.matrix(name)?;
-        writer.append(matrix)?;
+        writer.append_checked(rows)?;
         writer.finish()
     }
 

@@ -6,6 +6,7 @@ use std::fmt;
 
 use super::fp8::{Fp8Scales, ceil_power_of_two};
 use super::given::GroupScale;
+use super::host::check_extents;
 use super::scheme::{CodeFormat, Extent};
 use crate::error::{Error, Result};
 
@@ -220,25 +221,7 @@ impl CastScheme {
         if self.transposed {
             multiple("rows of a transposed cast", rows, "pad them with zeros, or store the codes untransposed")?;
         }
-        let most = i32::MAX as usize;
-        if rows > most || cols > most {
-            return Err(Error::shape(
-                "matrix of a cast",
-                format!("{rows} x {cols}"),
-                format!("must have at most {most} rows and columns"),
-                "cast it in parts",
-            ));
-        }
-        // Lengths in bytes, of which the longest are FP32 scales of single elements, are computed without a check from here on.
-        if rows.checked_mul(cols).is_none_or(|elements| elements > isize::MAX as usize / 8) {
-            return Err(Error::shape(
-                "matrix of a cast",
-                format!("{rows} x {cols}"),
-                format!("must have at most {} elements", isize::MAX / 8),
-                "cast it in parts",
-            ));
-        }
-        Ok(())
+        check_extents("matrix of a cast", rows, cols, "cast it in parts")
     }
 }
 

@@ -120,14 +120,13 @@ impl DelayedState {
                     "take a state of a layer with this window",
                 ));
             }
-            if let Some(bad) = (!is_factor(*encode))
-                .then_some(encode)
-                .or_else(|| history.iter().find(|amax| amax.is_nan() || **amax < 0.0))
-            {
+            let (place, remedy) = (|| format!("in the delayed state of {name}"), "take what delayed_states gave");
+            Self::check_encode(*encode, place, remedy)?;
+            if let Some(bad) = history.iter().find(|amax| amax.is_nan() || **amax < 0.0) {
                 return Err(Error::unsupported(
-                    format!("the number {bad:e} in the delayed state of {name}"),
-                    "factors and their inverses are finite and above 0, an amax is not negative",
-                    "take what delayed_states gave",
+                    format!("the amax {bad:e} {}", place()),
+                    "an amax is not negative, and no NaN",
+                    remedy,
                 ));
             }
         }

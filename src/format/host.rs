@@ -209,7 +209,7 @@ fn row_bytes(scheme: Scheme, cols: usize) -> usize {
 
 /// Keeps every product of two dimensions far from overflow, and rows of half-byte codes whole.
 pub(crate) fn check_dims(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
-    check_extents("matrix", rows, cols)?;
+    check_extents("matrix", rows, cols, "split it")?;
     if scheme.spec().format == CodeFormat::E2M1 && !cols.is_multiple_of(2) {
         return Err(Error::shape(
             "matrix",
@@ -222,18 +222,17 @@ pub(crate) fn check_dims(scheme: Scheme, rows: usize, cols: usize) -> Result<()>
 }
 
 /// The first part of [`check_dims`], which is for what has no scheme, too. Whoever makes a matrix asks before anything of its size is
-/// made: a view without elements may have any number of rows or columns.
-pub(crate) fn check_extents(operand: &str, rows: usize, cols: usize) -> Result<()> {
+/// made: a view without elements may have any number of rows or columns, and one whose elements are one number more than memory has.
+pub(crate) fn check_extents(operand: &str, rows: usize, cols: usize, remedy: &str) -> Result<()> {
     const LIMIT: usize = i32::MAX as usize;
-    if rows <= LIMIT && cols <= LIMIT {
-        return Ok(());
-    }
-    Err(Error::shape(
-        operand,
-        format!("{rows} x {cols}"),
-        format!("must have at most {LIMIT} rows and columns"),
-        "split it",
-    ))
+    // Lengths in bytes, of which the longest are some FP32 numbers for each element, are computed without a check from here on.
+    const MOST: usize = isize::MAX as usize / 8;
+    let rule = match rows.checked_mul(cols) {
+        _ if rows > LIMIT || cols > LIMIT => format!("{LIMIT} rows and columns"),
+        Some(elements) if elements <= MOST => return Ok(()),
+        _ => format!("{MOST} elements"),
+    };
+    Err(Error::shape(operand, format!("{rows} x {cols}"), format!("must have at most {rule}"), remedy))
 }
 
 fn check_len(what: &str, scheme: Scheme, rows: usize, cols: usize, found: usize, want: usize) -> Result<()> {

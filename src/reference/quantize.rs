@@ -51,7 +51,7 @@ pub(super) fn largest(x: &[f32]) -> f32 {
 ///
 /// # Errors
 /// [`Error::Shape`] if the columns are not a multiple of 16, or the rows of [`Recipe::row_multiple`], or there are more than 2^31 - 1 of
-/// either; [`Error::DType`] if `source` is an 8-bit type.
+/// either or more elements than memory can have; [`Error::DType`] if `source` is an 8-bit type.
 pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) -> Result<HostQuantMatrix> {
     let recipe = recipe.into();
     check(&x, source, recipe)?;
@@ -71,8 +71,10 @@ pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) ->
 /// # Errors
 /// As [`quantize`], for the transpose: the rows of `x` must be a multiple of 16.
 pub fn quantize_transposed(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) -> Result<HostQuantMatrix> {
+    let (x, recipe) = (x.reversed_axes(), recipe.into());
+    check(&x, source, recipe)?;
     // Gathered once: the cast reads every row twice.
-    quantize(x.t().as_standard_layout().view(), source, recipe)
+    quantize(x.as_standard_layout().view(), source, recipe)
 }
 
 /// [`quantize`] to NVFP4 with a second level that the caller brings instead of the amax of `x`.
@@ -174,7 +176,9 @@ pub fn quantize_transposed_with_scale(
     recipe: impl Into<Recipe>,
     scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
-    quantize_with_scale(x.t().as_standard_layout().view(), source, recipe, scale)
+    let (x, recipe) = (x.reversed_axes(), recipe.into());
+    check_given(&x, source, recipe)?;
+    quantize_with_scale(x.as_standard_layout().view(), source, recipe, scale)
 }
 
 /// [`amax`] of a matrix, on all cores.

@@ -264,7 +264,7 @@ fn broken_matrices_are_refused_with_the_name() {
         "w",
         &all(),
         Some(r#"{"scheme":"fp8-row","format":"e4m3"}"#),
-        &["says fp8-row:e4m3", "is U8 [3, 16], but must be F8_E4M3"],
+        &["says: fp8-row:e4m3", "is U8 [3, 16], but must be F8_E4M3"],
     );
 
     let packed = || bytes("w_packed", Dtype::U8, &[3, 16], 0x21);

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use ndarray::Array2;
 use safetensors::tensor::{Dtype, SafeTensors};
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, StoredScheme, WrittenCast, WrittenRecipe};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, StoredScheme, WrittenCast, WrittenRecipe};
 use scaled_gemm::reference::{Noise, cast, cast_back, quantize};
 use scaled_gemm::{
     CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Fp8Granularity, Fp8Recipe,
-    HostCastMatrix, Recipe,
+    HostCastMatrix, Recipe, Scheme,
 };
 use serde_json::{Value, json};
 
@@ -309,12 +309,67 @@ fn after_a_refusal_the_right_matrix_is_written() {
         let error = writer.write_quantized("q", &quantized(rows)).unwrap_err().to_string();
         assert!(error.contains("tensor q: ") && error.contains("the layout says 64"), "{error}");
     }
+    let infinite = Array2::from_elem((64, 32), f32::INFINITY);
+    let infinite = quantize(infinite.view(), DType::Bf16, recipe).unwrap();
+    let error = writer.write_quantized("q", &infinite).unwrap_err().to_string();
+    assert!(error.contains("tensor q: scale 0 is "), "{error}");
     writer.write_quantized("q", &whole).unwrap();
     // Whole is whole, whatever is tried again.
     let error = writer.write_cast("w", &right).unwrap_err().to_string();
     assert!(error.contains("tensor w: was written before; write each tensor of the layout once"), "{error}");
     writer.finish().unwrap();
     assert_eq!(Checkpoint::open(&path).unwrap().cast_matrix("w").unwrap(), right);
+}
+
+/// (ComfyUI's mark of a layer counted as written, and the right matrix was refused.)
+#[test]
+fn after_a_refusal_of_its_first_rows_a_matrix_is_written_in_every_dialect() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    for dialect in [Dialect::Plain, Dialect::CompressedTensors, Dialect::ComfyUi] {
+        for recipe in
+            [Recipe::new(Scheme::Nvfp4), Recipe::from(Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3))]
+        {
+            let of = |x: Array2<f32>| quantize(x.view(), DType::F32, recipe).unwrap();
+            let (infinite, right) = (of(Array2::from_elem((128, 64), f32::INFINITY)), of(Array2::ones((128, 64))));
+            let mut layout = CheckpointLayout::of_dialect(dialect);
+            layout.quantized("w.weight", 128, 64, WrittenRecipe { recipe, source: DType::F32 });
+            let writer = layout.create(&path, &[]).unwrap();
+            let error = writer.write_quantized("w.weight", &infinite).unwrap_err().to_string();
+            assert!(error.contains("tensor w.weight: scale 0 is "), "{error}");
+            let error = writer.matrix("w.weight").unwrap().append(&infinite).unwrap_err().to_string();
+            assert!(error.contains("tensor w.weight: scale 0 is "), "{error}");
+            writer.write_quantized("w.weight", &right).unwrap();
+            writer.finish().unwrap();
+            assert!(Checkpoint::open(&path).unwrap().quant_matrix("w.weight").is_ok(), "{dialect} {recipe}");
+        }
+    }
+}
+
+/// Whatever the padding of scales holds: nobody reads it, and what is read is whole. (docs/casts.md says so.)
+#[test]
+fn padding_of_scales_is_not_read() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128).unwrap().with_scales(CastScales::Ue8m0);
+    let q = matrix(scheme, 18, 144, 1);
+    write(&path, &q);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let (at, _) = SafeTensors::read_metadata(&bytes).unwrap();
+    let start = {
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let data = file.tensor("w_scale").unwrap().data();
+        data.as_ptr() as usize - bytes.as_ptr() as usize
+    };
+    assert!(start >= 8 + at);
+    // Two columns of four, and two rows of twenty: all else is padding.
+    for (place, byte) in bytes[start..][..20 * 4].iter_mut().enumerate() {
+        if place / 4 >= 18 || place % 4 >= 2 {
+            *byte = 0xFF;
+        }
+    }
+    std::fs::write(&path, &bytes).unwrap();
+    assert_eq!(Checkpoint::open(&path).unwrap().cast_matrix("w").unwrap(), q);
 }
 
 /// By rows there is no way back: each error says so.

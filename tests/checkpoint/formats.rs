@@ -157,6 +157,58 @@ fn comfyuis_older_names_are_read() {
     assert!(file.quant_matrix("l.weight").unwrap() == matrix);
 }
 
+/// (It was told under the name that the newer files have.)
+#[test]
+fn a_scale_that_does_not_fit_is_told_under_the_name_that_it_has() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    for name in ["l.scale_weight", "l.weight_scale", "l.weight_scale_inv"] {
+        for dtype in [Dtype::F32, Dtype::U8] {
+            let scale = (name, dtype, vec![7], vec![1; 7 * dtype.bitsize() / 8]);
+            foreign(&path, &[("l.weight", Dtype::F8_E4M3, vec![48, 64], vec![1; 48 * 64]), scale], None);
+            let error = Checkpoint::open(&path).unwrap().scheme("l.weight").unwrap_err().to_string();
+            assert!(error.contains(&format!("its scale {name} has shape [7]")), "{error}");
+        }
+    }
+}
+
+/// (Of the name in ComfyUI's older files, which is looked for, too, nothing was said, nor of scales that are there.)
+#[test]
+fn what_lacks_a_scale_is_told_the_names_looked_for_and_the_scales_beside_it() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let said = |tensors: &[(&str, Dtype, usize)], name: &str| {
+        let tensors: Vec<_> = tensors
+            .iter()
+            .map(|(name, dtype, n)| (*name, *dtype, vec![48, *n], vec![0; 48 * n * dtype.bitsize() / 8]))
+            .collect();
+        foreign(&path, &tensors, None);
+        Checkpoint::open(&path).unwrap().scheme(name).unwrap_err().to_string()
+    };
+    let fp8 = ("l.weight", Dtype::F8_E4M3, 64);
+    let names = "is FP8 but has no scale: none of l.weight_scale, l.weight_scale_inv and l.scale_weight is in the file";
+    let error = said(&[fp8], "l.weight");
+    assert!(error.contains(&format!("{names}; use a file")), "{error}");
+    let error = said(&[fp8, ("l.weight_scale_2", Dtype::F32, 1), ("l.weight_scales", Dtype::F32, 1)], "l.weight");
+    assert!(
+        error.contains(&format!(
+            "{names}; beside it are l.weight_scale_2 and l.weight_scales, which no FP8 has; use a file"
+        )),
+        "{error}"
+    );
+    // By another name there is no older one.
+    let error = said(&[("w", Dtype::F8_E4M3, 64)], "w");
+    assert!(error.contains("neither w_scale nor w_scale_inv is in the file; use a file"), "{error}");
+    let packed = ("l.weight", Dtype::U8, 32);
+    let error = said(&[packed, ("l.weight_scale", Dtype::F8_E4M3, 4), ("l.scale_weight", Dtype::F32, 1)], "l.weight");
+    assert!(
+        error.contains(
+            "is NVFP4 but has no scale l.weight_scale_2; beside it is l.scale_weight, which no NVFP4 has; use a file"
+        ),
+        "{error}"
+    );
+}
+
 /// Rows with the scales that they have in the whole.
 #[test]
 fn rows_of_every_scheme_are_those_of_the_whole() {

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::checkpoint::{
-    Checkpoint, CheckpointLayout, CheckpointWriter, Dtype, PlainRows, StoredScheme, TensorInfo, printable,
+    Checkpoint, CheckpointLayout, CheckpointWriter, Dtype, PlainRows, RECIPE_KEY, StoredScheme, TensorInfo, printable,
 };
 use scaled_gemm::model_folder::{self, ModelConfig};
 use scaled_gemm::{Basis, DType, Scheme};
@@ -289,7 +289,7 @@ fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> Checkpoi
     let gone = |name: &str| names.contains(name);
     for (key, value) in input.metadata() {
         // ComfyUI's list of quantized layers.
-        if key != folder::COMFY_MARKS && !key.strip_prefix("scaled_gemm.").is_some_and(gone) {
+        if key != folder::COMFY_MARKS && !key.strip_prefix(RECIPE_KEY).is_some_and(gone) {
             layout.metadata(key, value);
         }
     }

@@ -13,11 +13,12 @@ mod names;
 mod scales;
 mod words;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, Dialect, StoredScheme, TensorInfo, printable, scaled_by_name};
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, RECIPE_KEY, StoredScheme, TensorInfo, printable, scaled_by_name};
 use scaled_gemm::model_folder::{self, ModelConfig};
 use serde_json::{Value, json};
 
@@ -215,6 +216,8 @@ fn findings(
             false => found.notes.push(format!("{what}, in a model of which nothing else is quantized")),
         }
     }
+    found.notes.extend(orphans::of_others_in_words(input, input.scales_of_others().into_iter(), ""));
+    found.notes.extend(of_nothing(input, &remains.tensors));
     let (scales, not_read) = scales::problems(input, matrices);
     found.problems.extend(scales);
     found.notes.extend(not_read);
@@ -265,6 +268,20 @@ fn findings(
         None => {}
     }
     found
+}
+
+/// What there is to say of matrices of which the metadata alone are there: not of those of which something `remains`, which is told so.
+fn of_nothing(input: &Checkpoint, remains: &HashSet<&str>) -> Option<String> {
+    let told: HashSet<Cow<'_, str>> = remains.iter().flat_map(|tensor| scaled_by_name(tensor)).collect();
+    let names: Vec<&str> = input.said_of_nothing().filter(|name| !told.contains(*name)).collect();
+    Some(format!(
+        "{}: the metadata say how {} ({}) {} quantized, of which no codes are there; take the entries {RECIPE_KEY}NAME out of them, or fetch \
+         what is missing",
+        shown(input.path()),
+        count(names.len(), "matrix", "matrices"),
+        folder::some(names.iter().copied())?,
+        if names.len() == 1 { "was" } else { "were" }
+    ))
 }
 
 impl Findings {

@@ -72,7 +72,7 @@ pub fn rms_norm(x: ArrayView2<f32>, options: &RmsNorm<'_>) -> Result<RmsNormed> 
 fn check(x: &ArrayView2<f32>, options: &RmsNorm<'_>) -> Result<()> {
     let (rows, cols) = x.dim();
     // Before anything of this size is made: what has no elements may have any number of rows.
-    check_extents("x of a norm", rows, cols)?;
+    check_extents("x of a norm", rows, cols, "split it")?;
     if options.weight.len() != cols {
         return Err(Error::shape(
             "weight of a norm",

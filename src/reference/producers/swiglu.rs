@@ -136,7 +136,7 @@ impl Swiglu<'_> {
     pub(in crate::reference) fn check(&self, x: &ArrayView2<f32>) -> Result<[usize; 2]> {
         let (rows, cols) = x.dim();
         // Before anything of this size is made: what has no elements may have any number of rows.
-        check_extents("x of SwiGLU", rows, cols)?;
+        check_extents("x of SwiGLU", rows, cols, "split it")?;
         if !cols.is_multiple_of(2) {
             return Err(Error::shape(
                 "x of SwiGLU",

@@ -10,6 +10,7 @@ use super::plan::Plans;
 use crate::activations::{ACTIVATIONS, is_scale};
 use crate::copied;
 use crate::folder::{self, module};
+use crate::orphans;
 use crate::output::{Failure, count, shown};
 use crate::remains;
 
@@ -183,23 +184,12 @@ pub fn entering(input: &Checkpoint, plans: &Plans, dialect: Dialect) -> Option<S
     ))
 }
 
-/// What there is to say of scales beside matrices that are quantized, which are copied since nobody takes them for theirs.
+/// What there is to say of scales beside matrices that are quantized, now or before, which are copied since nobody takes them for theirs.
 pub fn unread(input: &Checkpoint, layout: &CheckpointLayout) -> Option<String> {
-    // Only of layers' weights is the divisor's more than a name that looks alike: it belongs to codes of another name.
-    let is_named =
-        |name: &str, matrix: &str| matrix.ends_with("weight") || name.strip_suffix("_global_scale") != Some(matrix);
-    let found = layout
-        .scales_of_others()
-        .into_iter()
-        .filter(|(name, matrix, is_read)| !is_read && is_named(name, matrix) && input.get(name).is_some());
-    let names: Vec<_> = found.map(|(name, ..)| name).collect();
-    Some(format!(
-        "{}: {} ({}) with the name of a scale that their matrix has not as it is written, copied as they are: no reader takes them for it, \
-         and engines that refuse what they do not know do not load the model; take them out of the input",
-        shown(input.path()),
-        count(names.len(), "tensor", "tensors"),
-        folder::some(names.iter().copied())?
-    ))
+    let of_new =
+        layout.scales_of_others().into_iter().filter(|(name, _, is_read)| !is_read && input.get(name).is_some());
+    let found = of_new.map(|(name, matrix, _)| (name, matrix)).chain(input.scales_of_others());
+    orphans::of_others_in_words(input, found, ", copied as they are")
 }
 
 /// What there is to say of what is copied, and wrong in a model that is quantized: what `info` says of it, in a line or two. `said`: scales

@@ -73,7 +73,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     let unread = beside::unread(&input, &layout);
     let entering = beside::entering(&input, &plans, dialect);
-    let said: HashSet<String> = layout.scales_of_others().into_iter().map(|(name, ..)| name.to_string()).collect();
+    let said = layout.scales_of_others().into_iter().map(|(name, ..)| name.to_string());
+    let said: HashSet<String> = said.chain(plans.left_out().map(|(item, _)| item.name.clone())).collect();
     let notes = || {
         unasked
             .into_iter()
@@ -216,7 +217,7 @@ fn layout(
                 }
             }
             Plan::Copy(_) => layout.tensor(&item.name, item.dtype, &item.shape),
-            Plan::Drop => {}
+            Plan::Drop(_) => {}
         }
         owners.resize(layout.names().len(), at);
     }

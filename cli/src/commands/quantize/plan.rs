@@ -7,7 +7,7 @@ use regex::Regex;
 use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dialect, Dtype, StoredScheme};
 use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, TransposedLayers, fused_groups, left_alone};
 use scaled_gemm::pair::check_quantize_cols;
-use scaled_gemm::{DType, Scheme};
+use scaled_gemm::{CodeFormat, DType, Scheme};
 
 use super::fuse;
 use super::items::{Item, Whole, items};
@@ -23,8 +23,8 @@ pub enum Plan {
     Quantize(Weight),
     /// Copied, and why.
     Copy(&'static str),
-    /// A mark of what a layer was before it was quantized: left out.
-    Drop,
+    /// Left out, and why: what says or scales what a layer was before.
+    Drop(&'static str),
 }
 
 /// A matrix to be quantized.
@@ -74,6 +74,10 @@ const FP8: &str = "FP8 already";
 const NVFP4: &str = "NVFP4 already";
 const MXFP4: &str = "MXFP4 already";
 const CAST: &str = "a cast already";
+/// Why tensors are left out.
+const MARK: &str = "ComfyUI's mark of a layer that is quantized now";
+const OLD_SCALE: &str =
+    "scales of what a matrix was that is plain now, by an entry of the metadata, which is left out, too";
 /// Why others are.
 pub const EXCLUDED: &str = "matched by --exclude";
 pub const RAGGED: &str = "columns not a multiple of 16";
@@ -102,7 +106,7 @@ impl Plans {
     pub fn group(&self, at: usize) -> Option<usize> {
         match &self.tensors[at] {
             Plan::Quantize(weight) => weight.group,
-            Plan::Copy(_) | Plan::Drop => None,
+            Plan::Copy(_) | Plan::Drop(_) => None,
         }
     }
 
@@ -199,7 +203,7 @@ impl Plans {
             quantized(&tensors, 0..tensors.len()).into_iter().map(|at| module(&items[at].name)).collect();
         for (item, plan) in items.iter().zip(&mut tensors) {
             if input.marked_layer(&item.name).is_some_and(|layer| layers.contains(layer)) {
-                *plan = Plan::Drop;
+                *plan = Plan::Drop(MARK);
             }
         }
         // Each matrix rounds with random bytes of its own.
@@ -216,7 +220,15 @@ impl Plans {
     pub fn weights(&self) -> impl Iterator<Item = (usize, &Weight)> {
         self.tensors.iter().enumerate().filter_map(|(at, plan)| match plan {
             Plan::Quantize(weight) => Some((at, weight)),
-            Plan::Copy(_) | Plan::Drop => None,
+            Plan::Copy(_) | Plan::Drop(_) => None,
+        })
+    }
+
+    /// What is left out, and why.
+    pub fn left_out(&self) -> impl Iterator<Item = (&Item, &'static str)> {
+        self.items.iter().zip(&self.tensors).filter_map(|(item, plan)| match plan {
+            Plan::Drop(reason) => Some((item, *reason)),
+            Plan::Quantize(_) | Plan::Copy(_) => None,
         })
     }
 
@@ -331,6 +343,9 @@ fn plan(
     target: Target,
 ) -> Plan {
     let Given { args, input, config, model, dialect } = given;
+    if input.is_left_scale(&input.tensors()[item.tensor]) {
+        return Plan::Drop(OLD_SCALE);
+    }
     if input.is_scale(&item.name) {
         return Plan::Copy("scales of another tensor");
     }
@@ -422,11 +437,16 @@ fn codes(input: &Checkpoint) -> HashSet<String> {
     input.quantized().into_iter().flat_map(|name| CODES_ENDINGS.map(|ending| [name, ending].concat())).collect()
 }
 
-/// Why these codes are copied; `usual` where they cannot be read.
+/// Why these codes are copied; `usual` where nothing says what they are.
 fn coded(input: &Checkpoint, tensor: &str, usual: &'static str) -> &'static str {
     // Longer endings are asked first: the matrix of `X_packed` is `X`, if one is read by that name.
-    let names = CODES_ENDINGS.iter().rev().filter_map(|ending| tensor.strip_suffix(ending));
-    match names.filter_map(|name| input.stored_scheme(name).ok()).next() {
+    let names = || CODES_ENDINGS.iter().rev().filter_map(|ending| tensor.strip_suffix(ending));
+    let read = names().find_map(|name| input.stored_scheme(name).ok());
+    // Of what lacks its scales, what the metadata say that fits the type.
+    let is_packed = usual == NVFP4;
+    let said = || names().filter_map(|name| input.said_scheme(name));
+    let said = || said().find(|scheme| (scheme.format() == CodeFormat::E2M1) == is_packed);
+    match read.or_else(said) {
         Some(StoredScheme::Cast(_)) => CAST,
         Some(StoredScheme::Product(Scheme::Mxfp4)) => MXFP4,
         Some(StoredScheme::Product(_)) | None => usual,

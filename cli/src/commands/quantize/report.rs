@@ -68,7 +68,8 @@ impl Report<'_> {
         }
         text += &self.experts();
         text += &self.sharing(found);
-        text + &lines("copied as they are", &self.copied()) + &lines("left out", &self.left_out())
+        text + &lines("copied as they are", &self.copied())
+            + &lines("left out", &self.plans.left_out().collect::<Vec<_>>())
     }
 
     /// For programs.
@@ -126,7 +127,7 @@ impl Report<'_> {
             "preset": preset(self.first), "power_of_two": power_of_two, "options": options,
             "dialect": self.dialect.name(), "dry_run": found.is_none(),
             "quantized": Value::from_iter(quantized), "groups": groups, "copied": Value::from_iter(copied),
-            "left_out": Value::from_iter(self.left_out().iter().map(|(tensor, _)| tensor.name.as_str())),
+            "left_out": Value::from_iter(self.plans.left_out().map(|(tensor, _)| tensor.name.as_str())),
         })
     }
 
@@ -246,15 +247,9 @@ impl Report<'_> {
         let all = self.plans.items.iter().zip(&self.plans.tensors);
         all.filter_map(|(tensor, plan)| match plan {
             Plan::Copy(reason) => Some((tensor, *reason)),
-            Plan::Quantize(_) | Plan::Drop => None,
+            Plan::Quantize(_) | Plan::Drop(_) => None,
         })
         .collect()
-    }
-
-    /// Marks that are left out.
-    fn left_out(&self) -> Vec<(&Item, &'static str)> {
-        let all = self.plans.items.iter().zip(&self.plans.tensors).filter(|(_, plan)| **plan == Plan::Drop);
-        all.map(|(item, _)| (item, "ComfyUI's mark of a layer that is quantized now")).collect()
     }
 }
 

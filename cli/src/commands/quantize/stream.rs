@@ -196,7 +196,7 @@ impl<'a> Stream<'a> {
         for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
             let weight = match plan {
                 Plan::Quantize(weight) => weight,
-                Plan::Drop => continue,
+                Plan::Drop(_) => continue,
                 Plan::Copy(_) => {
                     let tensor = &input.tensors()[item.tensor];
                     match pipeline::copy(input, tensor, buffers, |bytes| to.send(Task::Bytes(at, bytes)))? {
