@@ -34,6 +34,19 @@ pub(super) fn asynchronous(base: &str, mods: &[&str], operands: &[Operand]) -> O
         "bar" | "barrier" if has("sync") || has("arrive") => {
             Some(Op::Bar { id: at(0)?.s32()?, threads: at(1).and_then(Operand::s32), arrive: has("arrive") })
         }
+        "bar" | "barrier" if has("red") => {
+            let k = if has("and") {
+                Vote::All
+            } else if has("or") {
+                Vote::Any
+            } else if has("popc") {
+                Vote::Ballot
+            } else {
+                return None;
+            };
+            let threads = if operands.len() == 4 { Some(at(2)?.s32()?) } else { None };
+            Some(Op::BarReduce { k, d: at(0)?.register()?, id: at(1)?.s32()?, threads, a: operands.last()?.guard()? })
+        }
         "griddepcontrol" | "setmaxnreg" | "createpolicy" => Some(Op::Nop),
         "activemask" => Some(Op::ActiveMask { d: at(0)?.r32()? }),
         "shfl" => {

@@ -362,6 +362,8 @@ pub(crate) enum Op {
     Exit,
     Trap,
     Bar { id: S32, threads: Option<S32>, arrive: bool },
+    /// A barrier whose threads all learn what holds of all, of any, or of how many.
+    BarReduce { k: Vote, d: Register, id: S32, threads: Option<S32>, a: Guard },
     BarWarp { mask: S32 },
     ClusterArrive,
     ClusterWait,

@@ -13,6 +13,9 @@ pub(super) struct Meeting {
     pub(super) arrived: u32,
     /// How many it waits for, where an instruction says so.
     pub(super) threads: Option<u32>,
+    /// Of those that say something, how many there are and of how many it holds.
+    pub(super) asked: u32,
+    pub(super) set: u32,
 }
 
 /// What the blocks of a cluster share.

@@ -166,10 +166,11 @@ impl RunningBlock {
             if meeting.arrived == 0 || meeting.arrived < meeting.threads.unwrap_or(all) {
                 continue;
             }
-            *meeting = Meeting::default();
-            for (_, state) in &mut self.warps {
+            let Meeting { asked, set, .. } = std::mem::take(meeting);
+            for (warp, state) in &mut self.warps {
                 if matches!(state, State::AtBarrier(at) if *at == id) {
                     *state = State::Ready;
+                    warp.learn(asked, set);
                 }
             }
         }

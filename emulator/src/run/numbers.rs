@@ -168,13 +168,23 @@ pub(super) fn fma_f64_odd(a: f64, b: f64, c: f64) -> f64 {
     if (rest > 0.0) == (sum > 0.0) { f64::from_bits(sum.to_bits() + 1) } else { f64::from_bits(sum.to_bits() - 1) }
 }
 
+/// The float of a double that says by its last bit whether anything lies behind it: rounded again, to fewer bits, it is right.
+/// (`half` looks at the double's upper word alone.)
+fn odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    if f64::from(nearest) == value || !nearest.is_finite() {
+        return nearest;
+    }
+    let below = if f64::from(nearest).abs() > value.abs() { nearest.to_bits() - 1 } else { nearest.to_bits() };
+    f32::from_bits(below | 1)
+}
+
 /// To the nearest half, of a double.
 pub(super) fn f16_of_f64(value: f64) -> u32 {
-    if value.is_nan() { 0x7FFF } else { u32::from(f16::from_f64(value).to_bits()) }
+    f16_of(odd(value))
 }
-/// To the nearest BF16, of a double whose last bit stands for all behind it: a float of one bit less would be rounded twice.
 pub(super) fn bf16_of_f64(value: f64) -> u32 {
-    if value.is_nan() { 0x7FFF } else { u32::from(bf16::from_f64(value).to_bits()) }
+    bf16_of(odd(value))
 }
 
 /// Halves of a word, one function each.
@@ -206,6 +216,17 @@ mod tests {
         assert_eq!((e2m1(2.5), e2m1(-5.0), e2m1(0.25), e2m1(0.75), e2m1(1e9)), (4, 14, 0, 2, 7));
         assert_eq!((e4m3(1e9), e4m3(-f32::INFINITY), e4m3(f32::NAN)), (0x7E, 0xFE, 0x7F));
         assert_eq!((ue8m0_up(1.0), ue8m0_up(1.5), ue8m0_up(0.0), ue8m0_up(f32::INFINITY)), (127, 128, 0, 254));
+    }
+
+    #[test]
+    fn halves_of_doubles_are_rounded_once() {
+        // One and a half of the last place, and what only a double shows of it.
+        let tie = 1.0 + 1.5 * 2f64.powi(-7);
+        assert_eq!([bf16_of_f64(tie), bf16_of_f64(tie - 1e-13), bf16_of_f64(tie + 1e-13)], [0x3F82, 0x3F81, 0x3F82]);
+        let tie = 1.0 + 0.5 * 2f64.powi(-10);
+        assert_eq!([f16_of_f64(tie), f16_of_f64(tie - 1e-13), f16_of_f64(tie + 1e-13)], [0x3C00, 0x3C00, 0x3C01]);
+        assert_eq!([f16_of_f64(65520.0), f16_of_f64(65519.99999999), f16_of_f64(-1e300)], [0x7C00, 0x7BFF, 0xFC00]);
+        assert_eq!(bf16_of_f64(fma_f64_odd(1.0, 1.0, 2f64.powi(-60))), 0x3F80);
     }
 
     #[test]

@@ -186,6 +186,20 @@ impl Warp {
                 }
                 return Ok(Flow::Stop(Stop::Barrier { id, threads }));
             }
+            Op::BarReduce { k, d, id, threads, a } => {
+                if mask != self.live {
+                    return Ok(Flow::Absent);
+                }
+                let first = self.live.trailing_zeros() as usize;
+                let id = self.get32(*id)[first];
+                let threads = threads.map(|t| self.get32(t)[first]);
+                let set = (self.guard(*a) & mask).count_ones();
+                let meeting = block.meetings.entry(id).or_default();
+                meeting.set += set;
+                meeting.asked += mask.count_ones();
+                self.learns = Some((*k, *d));
+                return Ok(Flow::Stop(Stop::Barrier { id, threads }));
+            }
             Op::BarWarp { mask: members } => {
                 if self.absent(mask, *members) {
                     return Ok(Flow::Absent);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::block::Block;
 use crate::ptx::Kernel;
-use crate::ptx::operation::{Guard, Instruction, Op, Register, S32, S64, Source};
+use crate::ptx::operation::{Guard, Instruction, Op, Register, S32, S64, Source, Vote};
 
 pub(super) const LANES: usize = 32;
 pub(super) type Lanes32 = [u32; LANES];
@@ -70,6 +70,8 @@ pub(super) struct Warp {
     pub(super) number: u32,
     /// The cluster's phase at this warp's arrival.
     pub(super) arrived: Option<u64>,
+    /// What it learns behind the barrier where it is, and where that is kept.
+    pub(super) learns: Option<(Vote, Register)>,
     /// The allocation that was touched last.
     pub(super) last: (u64, u64),
 }
@@ -94,6 +96,7 @@ impl Warp {
             groups: [0; LANES],
             number,
             arrived: None,
+            learns: None,
             last: (0, 0),
         }
     }
@@ -278,6 +281,19 @@ impl Warp {
                     meet = others(self, mask);
                 }
             }
+        }
+    }
+
+    /// Behind a barrier: of how many threads something holds.
+    pub(super) fn learn(&mut self, asked: u32, set: u32) {
+        if let Some((k, d)) = self.learns.take() {
+            let value = match k {
+                Vote::All => u64::from(set == asked),
+                Vote::Any => u64::from(set > 0),
+                Vote::Uni => u64::from(set == 0 || set == asked),
+                Vote::Ballot => u64::from(set),
+            };
+            self.set(self.live, d, &[value; LANES]);
         }
     }
 
