@@ -122,22 +122,41 @@ fn products_of_a_warp_are_those_of_matrices() {
 
 #[test]
 fn faults_are_told() {
-    let fault = |body: &str| words(&module(OUT, ".shared .align 4 .b8 box[64];", &format!("{PLACE} {body}")), 1, 64, 64).unwrap_err();
+    let fault = |body: &str| {
+        words(&module(OUT, ".shared .align 4 .b8 box[64];", &format!("{PLACE} {body}")), 1, 64, 64).unwrap_err()
+    };
     let beyond = fault("st.global.u32 [%rd3+4], %r4;");
-    assert!(beyond.contains("kernel, block [0, 0, 0]") && beyond.contains("4 bytes at 0x") && beyond.contains("no allocation has"), "{beyond}");
+    assert!(
+        beyond.contains("kernel, block [0, 0, 0]")
+            && beyond.contains("4 bytes at 0x")
+            && beyond.contains("no allocation has"),
+        "{beyond}"
+    );
     let crooked = fault("st.global.u32 [%rd3+1], %r4;");
     assert!(crooked.contains("is no multiple of 4"), "{crooked}");
     // 64 static bytes and 256 dynamic ones.
     let shared = fault("mov.u32 %r5, box; st.shared.u32 [%r5+320], %r4;");
     assert!(shared.contains("4 bytes at shared address"), "{shared}");
-    let parted = fault("setp.lt.u32 %p1, %r1, 7; @%p1 bra $end; shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1; $end: bar.warp.sync -1;");
+    let parted = fault(
+        "setp.lt.u32 %p1, %r1, 7; @%p1 bra $end; shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1; $end: bar.warp.sync -1;",
+    );
     assert!(parted.contains("wait for others of their warp"), "{parted}");
     let alone = fault("setp.lt.u32 %p1, %r1, 32; @%p1 bra $end; bar.sync 1, 64; $end: bar.sync 0;");
     assert!(alone.contains("nothing goes on") && alone.contains("barrier 1"), "{alone}");
     let trap = fault("trap;");
     assert!(trap.contains("trap"), "{trap}");
-    let unknown = Module::parse(".version 8.0 .target sm_90 .address_size 64 .entry kernel() { .reg .b32 %r<2>; frob.b32 %r1, 7; ret; }").unwrap();
-    let launch = Launch { grid: [1; 3], block: [1; 3], cluster: 1, cooperative: false, dynamic_shared: 0, parameters: Vec::new() };
+    let unknown = Module::parse(
+        ".version 8.0 .target sm_90 .address_size 64 .entry kernel() { .reg .b32 %r<2>; frob.b32 %r1, 7; ret; }",
+    )
+    .unwrap();
+    let launch = Launch {
+        grid: [1; 3],
+        block: [1; 3],
+        cluster: 1,
+        cooperative: false,
+        dynamic_shared: 0,
+        parameters: Vec::new(),
+    };
     let unknown = run(&unknown, 0, &launch, &[]).unwrap_err();
     assert!(unknown.contains("frob.b32") && unknown.contains("not known here"), "{unknown}");
 }

@@ -9,7 +9,7 @@ use super::{Counts, Cursor, Function, Global, Kernel, PARAM_BASE, Parameter, num
 /// An operand as it is written.
 #[derive(Clone, Debug)]
 pub(super) enum Operand {
-    Register(Register, u8),
+    Register(Register),
     Pred(Guard),
     /// `%p1|%p2`.
     Pair(Register, Register),
@@ -39,9 +39,9 @@ pub(super) fn literal(text: &str) -> Option<u64> {
 
 /// Names of a function, the innermost scope last.
 pub(super) struct Names<'a> {
-    scopes: Vec<HashMap<&'a str, (Register, u8)>>,
-    /// `%r<40>`: prefix, first number of the class, how many.
-    ranges: Vec<(&'a str, Register, u32, u8)>,
+    scopes: Vec<HashMap<&'a str, Register>>,
+    /// `%r<40>`: prefix, first register, how many.
+    ranges: Vec<(&'a str, Register, u32)>,
     places: HashMap<&'a str, u64>,
     counts: Counts,
     /// Bytes of a thread's own memory so far.
@@ -83,22 +83,19 @@ impl<'a> Names<'a> {
         }
     }
 
-    fn register(&self, name: &str) -> Option<(Register, u8)> {
+    fn register(&self, name: &str) -> Option<Register> {
         if let Some(&found) = self.scopes.iter().rev().find_map(|scope| scope.get(name)) {
             return Some(found);
         }
         let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
         let (prefix, index) = (&name[..digits], name[digits..].parse::<u32>().ok()?);
-        let &(_, first, _, bits) = self.ranges.iter().rev().find(|r| r.0 == prefix && index < r.2)?;
-        Some((
-            match first {
-                Register::Pred(n) => Register::Pred(n + index),
-                Register::R32(n) => Register::R32(n + index),
-                Register::R64(n) => Register::R64(n + index),
-                Register::Sink => return None,
-            },
-            bits,
-        ))
+        let &(_, first, _) = self.ranges.iter().rev().find(|r| r.0 == prefix && index < r.2)?;
+        Some(match first {
+            Register::Pred(n) => Register::Pred(n + index),
+            Register::R32(n) => Register::R32(n + index),
+            Register::R64(n) => Register::R64(n + index),
+            Register::Sink => return None,
+        })
     }
 
     fn declare(&mut self, cursor: &mut Cursor<'a>) -> Result<(), String> {
@@ -112,10 +109,10 @@ impl<'a> Names<'a> {
                 let count = number(cursor.next()).ok_or_else(|| format!("line {line}: no number of registers"))? as u32;
                 cursor.expect(">")?;
                 let first = self.new_registers(bits, count);
-                self.ranges.push((name, first, count, bits));
+                self.ranges.push((name, first, count));
             } else {
                 let register = self.new_registers(bits, 1);
-                self.scopes.last_mut().expect("a scope").insert(name, (register, bits));
+                self.scopes.last_mut().expect("a scope").insert(name, register);
             }
             match cursor.next() {
                 "," => {}
@@ -175,12 +172,12 @@ impl<'a> Names<'a> {
                 Operand::Pred(p) => Ok(Operand::Pred(Guard { negated: true, ..p })),
                 other => Err(format!("line {line}: ! before {other:?}")),
             },
-            "_" => Ok(Operand::Register(Register::Sink, 32)),
+            "_" => Ok(Operand::Register(Register::Sink)),
             text => {
-                let found = if let Some((register, bits)) = self.register(text) {
+                let found = if let Some(register) = self.register(text) {
                     match register {
                         Register::Pred(pred) => Operand::Pred(Guard { pred, negated: false }),
-                        _ => Operand::Register(register, bits),
+                        _ => Operand::Register(register),
                     }
                 } else if let Some(value) = literal(text) {
                     Operand::Literal(value)
@@ -195,7 +192,7 @@ impl<'a> Names<'a> {
                     cursor.next();
                     let second = self.operand(cursor)?;
                     let register = |operand: &Operand| match *operand {
-                        Operand::Register(r, _) => Some(r),
+                        Operand::Register(r) => Some(r),
                         Operand::Pred(p) => Some(Register::Pred(p.pred)),
                         _ => None,
                     };
@@ -208,6 +205,13 @@ impl<'a> Names<'a> {
             }
         }
     }
+}
+
+/// Places and bytes of what a function gives and takes in each thread's own memory, and where its code begins.
+struct Head {
+    given: Vec<(u32, u32)>,
+    parameters: Vec<(u32, u32)>,
+    begin: u32,
 }
 
 /// A kernel and the functions that it calls, those first: lanes that are in one are run before those that wait for them behind the call.
@@ -239,15 +243,14 @@ pub(super) fn link<'a>(
         }
     }
     names.dynamic = names.dynamic.next_multiple_of(16);
-    // Places of parameters and results of functions, which callers fill and read. Their names are unique in a module.
-    let mut heads: HashMap<&str, (Vec<(u32, u32)>, Vec<(u32, u32)>, u32)> = HashMap::new();
+    let mut heads: HashMap<&str, Head> = HashMap::new();
     let mut code = Vec::new();
     let mut open = Vec::new();
     for (number, function) in called.iter().enumerate() {
         // The name of a result is the same in each function.
         let given = function.given.iter().map(|p| (names.reserve(p), p.bytes as u32)).collect();
         let parameters = function.parameters.iter().map(|p| (names.reserve(p), p.bytes as u32)).collect();
-        heads.insert(function.name, (given, parameters, code.len() as u32));
+        heads.insert(function.name, Head { given, parameters, begin: code.len() as u32 });
         statements(function, number as u32, &mut names, globals, &mut code, &mut open)?;
     }
     let begin = code.len() as u32;
@@ -263,15 +266,15 @@ pub(super) fn link<'a>(
     code.push(Instruction { guard: None, op: Op::Exit, line: 0 });
     for (at, arguments, given, name) in open {
         let line = code[at as usize].line;
-        let Some((results, slots, to)) = heads.get(name) else {
+        let Some(head) = heads.get(name) else {
             return Err(format!("line {line}: {name} is called and not there"));
         };
         let function = called.iter().position(|f| f.name == name).expect("a head is of a function") as u32;
         let pairs = |places: &[u32], slots: &[(u32, u32)]| {
             places.iter().zip(slots).map(|(&place, &(slot, bytes))| (place, slot, bytes)).collect::<Vec<_>>()
         };
-        let back = pairs(&given, results).into_iter().map(|(place, slot, bytes)| (slot, place, bytes)).collect();
-        code[at as usize].op = Op::Call { to: *to, function, copies: pairs(&arguments, slots) };
+        let back = pairs(&given, &head.given).into_iter().map(|(place, slot, bytes)| (slot, place, bytes)).collect();
+        code[at as usize].op = Op::Call { to: head.begin, function, copies: pairs(&arguments, &head.parameters) };
         code[at as usize + 1].op = Op::Given { copies: back };
     }
     Ok(Kernel {
@@ -308,6 +311,7 @@ fn called<'f, 'a>(entry: &Function<'a>, all: &'f [Function<'a>]) -> Vec<&'f Func
     found
 }
 
+/// Calls whose function is not yet placed: the instruction, places of arguments and of results, the name.
 type Calls<'a> = Vec<(u32, Vec<u32>, Vec<u32>, &'a str)>;
 
 fn statements<'a>(
@@ -405,7 +409,8 @@ fn statements<'a>(
                         }
                     }
                     cursor.next();
-                    let op = decode(opcode, &operands, number_of).unwrap_or_else(|| Op::Unknown(format!("{opcode} {operands:?}")));
+                    let op = decode(opcode, &operands, number_of)
+                        .unwrap_or_else(|| Op::Unknown(format!("{opcode} {operands:?}")));
                     code.push(Instruction { guard, op, line });
                 }
             }
@@ -422,7 +427,6 @@ fn statements<'a>(
 }
 
 /// `(retval0), name, (param0, param1);`, of which only the name must be there.
-#[expect(clippy::type_complexity, reason = "name, arguments, results")]
 fn call<'a>(cursor: &mut Cursor<'a>) -> Result<(&'a str, Vec<&'a str>, Vec<&'a str>), String> {
     let mut lists: Vec<Vec<&str>> = Vec::new();
     let (mut name, mut before) = (None, 0);

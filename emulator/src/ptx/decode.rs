@@ -31,7 +31,7 @@ pub(super) fn kind(name: &str) -> Option<Type> {
 impl Operand {
     pub(super) fn s32(&self) -> Option<S32> {
         match *self {
-            Self::Register(Register::R32(n), _) => Some(S32::R(n)),
+            Self::Register(Register::R32(n)) => Some(S32::R(n)),
             Self::Literal(value) | Self::Place(value) => Some(S32::I(value as u32)),
             _ => None,
         }
@@ -39,7 +39,7 @@ impl Operand {
 
     pub(super) fn s64(&self) -> Option<S64> {
         match *self {
-            Self::Register(Register::R64(n), _) => Some(S64::R(n)),
+            Self::Register(Register::R64(n)) => Some(S64::R(n)),
             Self::Literal(value) | Self::Place(value) => Some(S64::I(value)),
             _ => None,
         }
@@ -47,7 +47,7 @@ impl Operand {
 
     pub(super) fn source(&self, wide: bool) -> Option<Source> {
         match *self {
-            Self::Register(Register::Sink, _) => Some(Source::Sink),
+            Self::Register(Register::Sink) => Some(Source::Sink),
             _ if wide => self.s64().map(Source::Wide),
             _ => self.s32().map(Source::Narrow),
         }
@@ -56,28 +56,28 @@ impl Operand {
     /// As wide as the register is.
     fn any(&self) -> Option<Source> {
         match *self {
-            Self::Register(Register::R64(_), _) => self.source(true),
+            Self::Register(Register::R64(_)) => self.source(true),
             _ => self.source(false),
         }
     }
 
     pub(super) fn r32(&self) -> Option<u32> {
         match *self {
-            Self::Register(Register::R32(n), _) => Some(n),
+            Self::Register(Register::R32(n)) => Some(n),
             _ => None,
         }
     }
 
     fn r64(&self) -> Option<u32> {
         match *self {
-            Self::Register(Register::R64(n), _) => Some(n),
+            Self::Register(Register::R64(n)) => Some(n),
             _ => None,
         }
     }
 
     pub(super) fn register(&self) -> Option<Register> {
         match *self {
-            Self::Register(register, _) => Some(register),
+            Self::Register(register) => Some(register),
             Self::Pred(guard) if !guard.negated => Some(Register::Pred(guard.pred)),
             _ => None,
         }
@@ -229,13 +229,43 @@ fn narrow(base: &str, mods: &[&str], of: Type) -> Option<K32> {
         (_, Type::F16 | Type::Bf16 | Type::F16x2 | Type::Bf16x2 | Type::U16x2 | Type::S16x2) => return None,
         ("add", _) => K32::Add,
         ("sub", _) => K32::Sub,
-        ("mul", _) if has("hi") && of.bytes() == 4 => if signed { K32::MulHiS } else { K32::MulHiU },
+        ("mul", _) if has("hi") && of.bytes() == 4 => {
+            if signed {
+                K32::MulHiS
+            } else {
+                K32::MulHiU
+            }
+        }
         ("mul" | "mul24", _) if has("lo") => K32::MulLo,
         ("mad", _) if has("lo") => K32::Mad,
-        ("div", _) => if signed { K32::DivS } else { K32::DivU },
-        ("rem", _) => if signed { K32::RemS } else { K32::RemU },
-        ("min", _) => if signed { K32::MinS } else { K32::MinU },
-        ("max", _) => if signed { K32::MaxS } else { K32::MaxU },
+        ("div", _) => {
+            if signed {
+                K32::DivS
+            } else {
+                K32::DivU
+            }
+        }
+        ("rem", _) => {
+            if signed {
+                K32::RemS
+            } else {
+                K32::RemU
+            }
+        }
+        ("min", _) => {
+            if signed {
+                K32::MinS
+            } else {
+                K32::MinU
+            }
+        }
+        ("max", _) => {
+            if signed {
+                K32::MaxS
+            } else {
+                K32::MaxU
+            }
+        }
         ("and", _) => K32::And,
         ("or", _) => K32::Or,
         ("xor", _) => K32::Xor,
@@ -243,7 +273,13 @@ fn narrow(base: &str, mods: &[&str], of: Type) -> Option<K32> {
         ("neg", _) => K32::Neg,
         ("abs", _) => K32::AbsS,
         ("shl", _) => K32::Shl,
-        ("shr", _) => if signed { K32::ShrS } else { K32::ShrU },
+        ("shr", _) => {
+            if signed {
+                K32::ShrS
+            } else {
+                K32::ShrU
+            }
+        }
         ("shf", _) => match (has("l"), has("wrap")) {
             (true, true) => K32::ShfLWrap,
             (true, false) => K32::ShfLClamp,
@@ -254,7 +290,13 @@ fn narrow(base: &str, mods: &[&str], of: Type) -> Option<K32> {
         ("clz", _) => K32::Clz,
         ("brev", _) => K32::Brev,
         ("prmt", _) if mods.len() == 1 => K32::Prmt,
-        ("bfe", _) => if signed { K32::BfeS } else { K32::BfeU },
+        ("bfe", _) => {
+            if signed {
+                K32::BfeS
+            } else {
+                K32::BfeU
+            }
+        }
         ("bfi", _) => K32::Bfi,
         ("lop3", _) => K32::Lop3,
         _ => return None,
@@ -280,10 +322,34 @@ fn wide(base: &str, mods: &[&str], of: Type) -> Option<K64> {
         "mul" if mods.contains(&"hi") && !signed => K64::MulHiU,
         "mul" if mods.contains(&"lo") => K64::MulLo,
         "mad" if mods.contains(&"lo") => K64::Mad,
-        "div" => if signed { K64::DivS } else { K64::DivU },
-        "rem" => if signed { K64::RemS } else { K64::RemU },
-        "min" => if signed { K64::MinS } else { K64::MinU },
-        "max" => if signed { K64::MaxS } else { K64::MaxU },
+        "div" => {
+            if signed {
+                K64::DivS
+            } else {
+                K64::DivU
+            }
+        }
+        "rem" => {
+            if signed {
+                K64::RemS
+            } else {
+                K64::RemU
+            }
+        }
+        "min" => {
+            if signed {
+                K64::MinS
+            } else {
+                K64::MinU
+            }
+        }
+        "max" => {
+            if signed {
+                K64::MaxS
+            } else {
+                K64::MaxU
+            }
+        }
         "and" => K64::And,
         "or" => K64::Or,
         "xor" => K64::Xor,
@@ -309,7 +375,9 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
         "ret" => return Some(Op::Ret { function }),
         "exit" => return Some(Op::Exit),
         "trap" | "brkpt" => return Some(Op::Trap),
-        "nanosleep" | "membar" | "fence" | "prefetch" | "prefetchu" | "discard" | "applypriority" => return Some(Op::Nop),
+        "nanosleep" | "membar" | "fence" | "prefetch" | "prefetchu" | "discard" | "applypriority" => {
+            return Some(Op::Nop);
+        }
         "ld" | "ldu" => {
             let d = at(0)?.parts().iter().map(Operand::register).collect::<Option<_>>()?;
             return Some(Op::Load { space: space(mods), at: at(1)?.address()?, of: of?, d });
@@ -344,7 +412,12 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
         }
         "cvta" => {
             let to_space = mods[0] == "to";
-            return Some(Op::Cvta { space: space(mods), to_space, d: at(0)?.register()?, a: at(1)?.source(of?.wide())? });
+            return Some(Op::Cvta {
+                space: space(mods),
+                to_space,
+                d: at(0)?.register()?,
+                a: at(1)?.source(of?.wide())?,
+            });
         }
         "mapa" => return Some(Op::MapRank { d: at(0)?.r32()?, a: at(1)?.s32()?, rank: at(2)?.s32()? }),
         "setp" => {
@@ -440,7 +513,11 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
     for (n, source) in s.iter_mut().enumerate().take(operands.len() - 1) {
         *source = at(n + 1)?.s32()?;
     }
-    let small = if of.bytes() < 4 && !matches!(k, K32::HAdd | K32::HMul | K32::HFma | K32::BMul | K32::BFma) { of.bytes() as u8 * 8 } else { 0 };
+    let small = if of.bytes() < 4 && !matches!(k, K32::HAdd | K32::HMul | K32::HFma | K32::BMul | K32::BFma) {
+        of.bytes() as u8 * 8
+    } else {
+        0
+    };
     if k == K32::Lop3 {
         // The table is the fifth operand; three sources, and this in the place of a fourth.
         s[3] = at(4)?.s32()?;
@@ -471,7 +548,13 @@ fn convert(mods: &[&str], operands: &[Operand]) -> Option<Op> {
             return None;
         }
         let second = at(2).map_or(Some(S32::I(0)), Operand::s32)?;
-        return Some(Op::A32 { k, d: at(0)?.r32()?, s: [at(1)?.s32()?, second, S32::I(0), S32::I(0)], small: 0, signed: false });
+        return Some(Op::A32 {
+            k,
+            d: at(0)?.r32()?,
+            s: [at(1)?.s32()?, second, S32::I(0), S32::I(0)],
+            small: 0,
+            signed: false,
+        });
     }
     let (to, from) = (kind(to)?, kind(from)?);
     let rounding = mods.iter().find_map(|word| {
@@ -488,5 +571,12 @@ fn convert(mods: &[&str], operands: &[Operand]) -> Option<Op> {
         })
     });
     let rounding = rounding.unwrap_or(Rounding::Nearest);
-    Some(Op::Convert { to, from, rounding, saturate: has("sat"), d: at(0)?.register()?, a: at(1)?.source(from.wide())? })
+    Some(Op::Convert {
+        to,
+        from,
+        rounding,
+        saturate: has("sat"),
+        d: at(0)?.register()?,
+        a: at(1)?.source(from.wide())?,
+    })
 }

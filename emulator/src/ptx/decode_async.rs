@@ -28,9 +28,7 @@ pub(super) fn asynchronous(base: &str, mods: &[&str], operands: &[Operand]) -> O
     let has = |word: &str| mods.contains(&word);
     match base {
         "bar" if has("warp") => Some(Op::BarWarp { mask: at(0)?.s32()? }),
-        "bar" | "barrier" if has("cluster") => {
-            Some(if has("arrive") { Op::ClusterArrive } else { Op::ClusterWait })
-        }
+        "bar" | "barrier" if has("cluster") => Some(if has("arrive") { Op::ClusterArrive } else { Op::ClusterWait }),
         "bar" | "barrier" if has("sync") || has("arrive") => {
             Some(Op::Bar { id: at(0)?.s32()?, threads: at(1).and_then(Operand::s32), arrive: has("arrive") })
         }
@@ -77,8 +75,20 @@ pub(super) fn asynchronous(base: &str, mods: &[&str], operands: &[Operand]) -> O
             let signed = has("s32");
             let k = match mods[1] {
                 "add" => K32::Add,
-                "min" => if signed { K32::MinS } else { K32::MinU },
-                "max" => if signed { K32::MaxS } else { K32::MaxU },
+                "min" => {
+                    if signed {
+                        K32::MinS
+                    } else {
+                        K32::MinU
+                    }
+                }
+                "max" => {
+                    if signed {
+                        K32::MaxS
+                    } else {
+                        K32::MaxU
+                    }
+                }
                 "and" => K32::And,
                 "or" => K32::Or,
                 "xor" => K32::Xor,
@@ -99,12 +109,8 @@ pub(super) fn asynchronous(base: &str, mods: &[&str], operands: &[Operand]) -> O
             Some(Op::Mma { of, d, a, b: all32(at(2)?)?.try_into().ok()?, c: all32(at(3)?)?.try_into().ok()? })
         }
         "wgmma" => wgmma(mods, operands),
-        "ldmatrix" => {
-            Some(Op::LoadMatrix { d: registers(at(0)?)?, at: at(1)?.address()?, transposed: has("trans") })
-        }
-        "stmatrix" => {
-            Some(Op::StoreMatrix { a: all32(at(1)?)?, at: at(0)?.address()?, transposed: has("trans") })
-        }
+        "ldmatrix" => Some(Op::LoadMatrix { d: registers(at(0)?)?, at: at(1)?.address()?, transposed: has("trans") }),
+        "stmatrix" => Some(Op::StoreMatrix { a: all32(at(1)?)?, at: at(0)?.address()?, transposed: has("trans") }),
         "cp" => copies(mods, operands),
         "mbarrier" => {
             if has("init") {
@@ -157,10 +163,20 @@ fn wgmma(mods: &[&str], operands: &[Operand]) -> Option<Op> {
         other => Ok(other.s64()?),
     };
     // With A in registers the one bit behind the signs is B's; with descriptors of 16-bit types there are A's and B's.
-    if a.is_ok() && matches!(of.0, Element::F16 | Element::Bf16) && !matches!(operands.get(7), Some(Operand::Literal(0))) {
+    if a.is_ok()
+        && matches!(of.0, Element::F16 | Element::Bf16)
+        && !matches!(operands.get(7), Some(Operand::Literal(0)))
+    {
         return None;
     }
-    Some(Op::Wgmma { of, columns: columns.parse().ok()?, d: registers(at(0)?)?, a, b: at(2)?.s64()?, add: at(3)?.guard()? })
+    Some(Op::Wgmma {
+        of,
+        columns: columns.parse().ok()?,
+        d: registers(at(0)?)?,
+        a,
+        b: at(2)?.s64()?,
+        add: at(3)?.guard()?,
+    })
 }
 
 fn copies(mods: &[&str], operands: &[Operand]) -> Option<Op> {
@@ -171,8 +187,7 @@ fn copies(mods: &[&str], operands: &[Operand]) -> Option<Op> {
         _ => None,
     };
     if has("mbarrier") && has("arrive") {
-        return has("noinc").then_some(())
-            .and_then(|()| Some(Op::CopyArrive { at: at(0)?.address()? }));
+        return has("noinc").then_some(()).and_then(|()| Some(Op::CopyArrive { at: at(0)?.address()? }));
     }
     if has("bulk") {
         if has("commit_group") || has("wait_group") {
@@ -195,9 +210,20 @@ fn copies(mods: &[&str], operands: &[Operand]) -> Option<Op> {
             }
             let (map, coordinates) = of_map(at(1)?)?;
             let blocks = if has("multicast::cluster") { Some(at(3)?.s32()?) } else { None };
-            return Some(Op::CopyBox { to: at(0)?.address()?, map, at: coordinates, barrier: at(2)?.address()?, blocks });
+            return Some(Op::CopyBox {
+                to: at(0)?.address()?,
+                map,
+                at: coordinates,
+                barrier: at(2)?.address()?,
+                blocks,
+            });
         }
-        return Some(Op::CopyBulk { to: at(0)?.address()?, from: at(1)?.address()?, bytes: at(2)?.s32()?, barrier: at(3)?.address()? });
+        return Some(Op::CopyBulk {
+            to: at(0)?.address()?,
+            from: at(1)?.address()?,
+            bytes: at(2)?.s32()?,
+            barrier: at(3)?.address()?,
+        });
     }
     if has("commit_group") {
         return Some(Op::CopyCommit);

@@ -3,6 +3,7 @@
 mod body;
 mod decode;
 mod decode_async;
+pub(crate) mod kinds;
 pub(crate) mod operation;
 mod tokens;
 
@@ -63,7 +64,9 @@ enum Global {
     /// An address of memory.
     Memory(u64),
     /// Shared memory, static: a place behind what functions have; dynamic: behind all static.
-    Shared { at: u32 },
+    Shared {
+        at: u32,
+    },
     Dynamic,
 }
 

@@ -1,5 +1,7 @@
 //! What instructions are once they are read: registers by number, one variant for each kind of work.
 
+pub(crate) use super::kinds::*;
+
 /// A register and the class that it is kept in. Registers of 8, 16 and 32 bits share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Register {
@@ -83,173 +85,6 @@ impl Type {
     }
 }
 
-/// Work on up to four sources of 32 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum K32 {
-    Mov,
-    Add,
-    Sub,
-    MulLo,
-    MulHiU,
-    MulHiS,
-    Mad,
-    DivU,
-    DivS,
-    RemU,
-    RemS,
-    MinU,
-    MaxU,
-    MinS,
-    MaxS,
-    And,
-    Or,
-    Xor,
-    Not,
-    Neg,
-    AbsS,
-    Shl,
-    ShrU,
-    ShrS,
-    ShfLWrap,
-    ShfRWrap,
-    ShfLClamp,
-    ShfRClamp,
-    Popc,
-    Clz,
-    Brev,
-    Prmt,
-    BfeU,
-    BfeS,
-    Bfi,
-    Lop3,
-    MinU16x2,
-    MaxU16x2,
-    FAdd,
-    FAddRz,
-    FSub,
-    FMul,
-    FFma,
-    FMin,
-    FMax,
-    FMinNan,
-    FMaxNan,
-    FAbs,
-    FNeg,
-    FDiv,
-    FRcp,
-    FSqrt,
-    FRsqrt,
-    FEx2,
-    FLg2,
-    FTanh,
-    FCopySign,
-    HAdd2,
-    HMul2,
-    HFma2,
-    BAdd2,
-    BMul2,
-    BFma2,
-    HAdd,
-    HMul,
-    HFma,
-    BMul,
-    BFma,
-    /// Two FP32 numbers to a pair, the first in the upper half.
-    PairBf16,
-    PairF16,
-    PairE4m3,
-    PairE5m2,
-    PairE2m1,
-    PairUe8m0,
-    /// A pair of codes to two halves.
-    F16x2OfE4m3,
-    F16x2OfE5m2,
-    F16x2OfE2m1,
-    Bf16x2OfUe8m0,
-}
-
-/// Work on sources of 64 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum K64 {
-    Mov,
-    Add,
-    Sub,
-    MulLo,
-    MulHiU,
-    Mad,
-    DivU,
-    DivS,
-    RemU,
-    RemS,
-    MinU,
-    MaxU,
-    MinS,
-    MaxS,
-    And,
-    Or,
-    Xor,
-    Not,
-    Neg,
-    Abs,
-    Bfi,
-    DAdd,
-    DSub,
-    DMul,
-    DFma,
-    DDiv,
-    DNeg,
-    DAbs,
-    DMin,
-    DMax,
-}
-
-/// 64 bits of 64 bits and a number of bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shift {
-    Left,
-    RightU,
-    RightS,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Comparison {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-    /// The same, or either is NaN.
-    Equ,
-    Neu,
-    Ltu,
-    Leu,
-    Gtu,
-    Geu,
-    Num,
-    Nan,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bool {
-    And,
-    Or,
-    Xor,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rounding {
-    Nearest,
-    Zero,
-    Up,
-    Down,
-    /// To an integer, as a float.
-    IntegerNearest,
-    IntegerZero,
-    IntegerUp,
-    IntegerDown,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Generic,
@@ -329,65 +164,270 @@ pub(crate) enum Element {
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     /// `small`: 0, or the bits of the result (16 or 8), whose sources are extended with their signs if `signed`.
-    A32 { k: K32, d: u32, s: [S32; 4], small: u8, signed: bool },
-    A64 { k: K64, d: u32, s: [S64; 3], place: [S32; 2] },
-    Shift64 { k: Shift, d: u32, a: S64, by: S32 },
-    MulWide { d: u32, a: S32, b: S32, add: Option<S64>, signed: bool },
+    A32 {
+        k: K32,
+        d: u32,
+        s: [S32; 4],
+        small: u8,
+        signed: bool,
+    },
+    A64 {
+        k: K64,
+        d: u32,
+        s: [S64; 3],
+        place: [S32; 2],
+    },
+    Shift64 {
+        k: Shift,
+        d: u32,
+        a: S64,
+        by: S32,
+    },
+    MulWide {
+        d: u32,
+        a: S32,
+        b: S32,
+        add: Option<S64>,
+        signed: bool,
+    },
     /// Bits of 64 to 32: population and leading zeros.
-    Count64 { d: u32, a: S64, leading: bool },
-    Convert { to: Type, from: Type, rounding: Rounding, saturate: bool, d: Register, a: Source },
-    Setp { cmp: Comparison, of: Type, d: u32, other: Option<u32>, a: Source, b: Source, with: Option<(Bool, Guard)> },
+    Count64 {
+        d: u32,
+        a: S64,
+        leading: bool,
+    },
+    Convert {
+        to: Type,
+        from: Type,
+        rounding: Rounding,
+        saturate: bool,
+        d: Register,
+        a: Source,
+    },
+    Setp {
+        cmp: Comparison,
+        of: Type,
+        d: u32,
+        other: Option<u32>,
+        a: Source,
+        b: Source,
+        with: Option<(Bool, Guard)>,
+    },
     /// 32 bits of ones or FP32 1.0 where the comparison holds.
-    Set { cmp: Comparison, of: Type, d: u32, float: bool, a: Source, b: Source },
-    Selp { d: Register, a: Source, b: Source, p: Guard },
-    Logic { k: Option<Bool>, d: u32, a: Guard, b: Guard },
-    PredImmediate { d: u32, value: bool },
-    Special { d: Register, which: Special },
+    Set {
+        cmp: Comparison,
+        of: Type,
+        d: u32,
+        float: bool,
+        a: Source,
+        b: Source,
+    },
+    Selp {
+        d: Register,
+        a: Source,
+        b: Source,
+        p: Guard,
+    },
+    Logic {
+        k: Option<Bool>,
+        d: u32,
+        a: Guard,
+        b: Guard,
+    },
+    PredImmediate {
+        d: u32,
+        value: bool,
+    },
+    Special {
+        d: Register,
+        which: Special,
+    },
     /// The parts of a register, lowest first, `bits` each.
-    Unpack { d: Vec<Register>, a: Source, bits: u32 },
-    Pack { d: Register, a: Vec<Source>, bits: u32 },
-    Load { space: Space, at: Address, of: Type, d: Vec<Register> },
-    Store { space: Space, at: Address, of: Type, a: Vec<Source> },
-    Atom { space: Space, at: Address, of: Type, k: Atomic, d: Option<Register>, a: Vec<Source> },
+    Unpack {
+        d: Vec<Register>,
+        a: Source,
+        bits: u32,
+    },
+    Pack {
+        d: Register,
+        a: Vec<Source>,
+        bits: u32,
+    },
+    Load {
+        space: Space,
+        at: Address,
+        of: Type,
+        d: Vec<Register>,
+    },
+    Store {
+        space: Space,
+        at: Address,
+        of: Type,
+        a: Vec<Source>,
+    },
+    Atom {
+        space: Space,
+        at: Address,
+        of: Type,
+        k: Atomic,
+        d: Option<Register>,
+        a: Vec<Source>,
+    },
     /// From a space's addresses to generic ones, or back.
-    Cvta { space: Space, to_space: bool, d: Register, a: Source },
-    MapRank { d: u32, a: S32, rank: S32 },
-    Bra { to: u32 },
+    Cvta {
+        space: Space,
+        to_space: bool,
+        d: Register,
+        a: Source,
+    },
+    MapRank {
+        d: u32,
+        a: S32,
+        rank: S32,
+    },
+    Bra {
+        to: u32,
+    },
     /// Into a function whose code begins at `to`; lanes come back behind this.
-    Call { to: u32, function: u32, copies: Vec<(u32, u32, u32)> },
+    Call {
+        to: u32,
+        function: u32,
+        copies: Vec<(u32, u32, u32)>,
+    },
     /// What a function gave, to its caller: from, to, bytes of a lane's own memory.
-    Given { copies: Vec<(u32, u32, u32)> },
+    Given {
+        copies: Vec<(u32, u32, u32)>,
+    },
     /// `function`: whose; `u32::MAX`: the kernel's end.
-    Ret { function: u32 },
+    Ret {
+        function: u32,
+    },
     Exit,
     Trap,
-    Bar { id: S32, threads: Option<S32>, arrive: bool },
+    Bar {
+        id: S32,
+        threads: Option<S32>,
+        arrive: bool,
+    },
     /// A barrier whose threads all learn what holds of all, of any, or of how many.
-    BarReduce { k: Vote, d: Register, id: S32, threads: Option<S32>, a: Guard },
-    BarWarp { mask: S32 },
+    BarReduce {
+        k: Vote,
+        d: Register,
+        id: S32,
+        threads: Option<S32>,
+        a: Guard,
+    },
+    BarWarp {
+        mask: S32,
+    },
     ClusterArrive,
     ClusterWait,
-    Shuffle { k: Shuffle, d: u32, valid: Option<u32>, a: S32, b: S32, c: S32, mask: S32 },
-    Vote { k: Vote, d: Register, a: Guard, mask: S32 },
-    Redux { k: K32, d: u32, a: S32, mask: S32 },
-    ActiveMask { d: u32 },
-    Elect { d: Register, p: u32, mask: S32 },
-    Mma { of: Element, d: [u32; 4], a: [S32; 4], b: [S32; 2], c: [S32; 4] },
+    Shuffle {
+        k: Shuffle,
+        d: u32,
+        valid: Option<u32>,
+        a: S32,
+        b: S32,
+        c: S32,
+        mask: S32,
+    },
+    Vote {
+        k: Vote,
+        d: Register,
+        a: Guard,
+        mask: S32,
+    },
+    Redux {
+        k: K32,
+        d: u32,
+        a: S32,
+        mask: S32,
+    },
+    ActiveMask {
+        d: u32,
+    },
+    Elect {
+        d: Register,
+        p: u32,
+        mask: S32,
+    },
+    Mma {
+        of: Element,
+        d: [u32; 4],
+        a: [S32; 4],
+        b: [S32; 2],
+        c: [S32; 4],
+    },
     /// A from shared memory by a descriptor, or from registers.
-    Wgmma { of: (Element, Element), columns: u32, d: Vec<u32>, a: Result<S64, [S32; 4]>, b: S64, add: Guard },
-    LoadMatrix { d: Vec<u32>, at: Address, transposed: bool },
-    StoreMatrix { a: Vec<S32>, at: Address, transposed: bool },
-    CopyAsync { to: Address, from: Address, bytes: u32, read: Option<S32> },
+    Wgmma {
+        of: (Element, Element),
+        columns: u32,
+        d: Vec<u32>,
+        a: Result<S64, [S32; 4]>,
+        b: S64,
+        add: Guard,
+    },
+    LoadMatrix {
+        d: Vec<u32>,
+        at: Address,
+        transposed: bool,
+    },
+    StoreMatrix {
+        a: Vec<S32>,
+        at: Address,
+        transposed: bool,
+    },
+    CopyAsync {
+        to: Address,
+        from: Address,
+        bytes: u32,
+        read: Option<S32>,
+    },
     CopyCommit,
-    CopyWait { pending: u32 },
-    CopyArrive { at: Address },
-    BarrierInit { at: Address, count: S32 },
-    BarrierArrive { at: Address, cluster: bool, expect: Option<S32> },
-    BarrierTest { at: Address, parity: S32, p: u32 },
-    StoreAsync { at: Address, of: Type, a: Vec<Source>, barrier: S32 },
-    CopyBulk { to: Address, from: Address, bytes: S32, barrier: Address },
-    CopyBox { to: Address, map: S64, at: [S32; 2], barrier: Address, blocks: Option<S32> },
-    StoreBox { map: S64, at: [S32; 2], from: Address },
+    CopyWait {
+        pending: u32,
+    },
+    CopyArrive {
+        at: Address,
+    },
+    BarrierInit {
+        at: Address,
+        count: S32,
+    },
+    BarrierArrive {
+        at: Address,
+        cluster: bool,
+        expect: Option<S32>,
+    },
+    BarrierTest {
+        at: Address,
+        parity: S32,
+        p: u32,
+    },
+    StoreAsync {
+        at: Address,
+        of: Type,
+        a: Vec<Source>,
+        barrier: S32,
+    },
+    CopyBulk {
+        to: Address,
+        from: Address,
+        bytes: S32,
+        barrier: Address,
+    },
+    CopyBox {
+        to: Address,
+        map: S64,
+        at: [S32; 2],
+        barrier: Address,
+        blocks: Option<S32>,
+    },
+    StoreBox {
+        map: S64,
+        at: [S32; 2],
+        from: Address,
+    },
     Nop,
     /// Read, but not known how to run.
     Unknown(String),

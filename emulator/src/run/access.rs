@@ -25,7 +25,14 @@ impl Warp {
     }
 
     /// The bytes at a lane's address, checked.
-    pub(super) fn bytes_at(&mut self, block: &Block<'_>, lane: usize, space: Space, address: u64, bytes: usize) -> Result<Bytes, String> {
+    pub(super) fn bytes_at(
+        &mut self,
+        block: &Block<'_>,
+        lane: usize,
+        space: Space,
+        address: u64,
+        bytes: usize,
+    ) -> Result<Bytes, String> {
         let space = match space {
             Space::Generic if address >> 52 == SHARED_BASE >> 52 => Space::Shared,
             Space::Generic if address >> 52 == LOCAL_BASE >> 52 => Space::Local,
@@ -51,7 +58,10 @@ impl Warp {
             Space::Param => {
                 let at = (address - PARAM_BASE) as usize;
                 if at + bytes > block.launch.parameters.len() {
-                    return Err(format!("{bytes} bytes at {at} of {} bytes of parameters", block.launch.parameters.len()));
+                    return Err(format!(
+                        "{bytes} bytes at {at} of {} bytes of parameters",
+                        block.launch.parameters.len()
+                    ));
                 }
                 Ok(Bytes::Param(at))
             }
@@ -93,12 +103,24 @@ impl Warp {
         Ok(())
     }
 
-    pub(super) fn load(&mut self, mask: u32, block: &Block<'_>, space: Space, at: Address, of: Type, d: &[Register]) -> Result<(), String> {
+    pub(super) fn load(
+        &mut self,
+        mask: u32,
+        block: &Block<'_>,
+        space: Space,
+        at: Address,
+        of: Type,
+        d: &[Register],
+    ) -> Result<(), String> {
         let (addresses, size) = (self.addresses(at), of.bytes());
         let mut found = vec![[0u64; LANES]; d.len()];
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
             if d.len() > 1 && !addresses[l].is_multiple_of((size * d.len()) as u64) {
-                return Err(format!("address {:#x} of {} numbers of {size} bytes is no multiple of all", addresses[l], d.len()));
+                return Err(format!(
+                    "address {:#x} of {} numbers of {size} bytes is no multiple of all",
+                    addresses[l],
+                    d.len()
+                ));
             }
             for (n, values) in found.iter_mut().enumerate() {
                 let bytes = self.bytes_at(block, l, space, addresses[l] + (n * size) as u64, size)?;
@@ -117,12 +139,24 @@ impl Warp {
         Ok(())
     }
 
-    pub(super) fn store(&mut self, mask: u32, block: &mut Block<'_>, space: Space, at: Address, of: Type, a: &[Source]) -> Result<(), String> {
+    pub(super) fn store(
+        &mut self,
+        mask: u32,
+        block: &mut Block<'_>,
+        space: Space,
+        at: Address,
+        of: Type,
+        a: &[Source],
+    ) -> Result<(), String> {
         let (addresses, size) = (self.addresses(at), of.bytes());
         let values: Vec<Lanes64> = a.iter().map(|&source| self.get(source)).collect();
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
             if a.len() > 1 && !addresses[l].is_multiple_of((size * a.len()) as u64) {
-                return Err(format!("address {:#x} of {} numbers of {size} bytes is no multiple of all", addresses[l], a.len()));
+                return Err(format!(
+                    "address {:#x} of {} numbers of {size} bytes is no multiple of all",
+                    addresses[l],
+                    a.len()
+                ));
             }
             for (n, values) in values.iter().enumerate() {
                 let bytes = self.bytes_at(block, l, space, addresses[l] + (n * size) as u64, size)?;
@@ -152,7 +186,13 @@ impl Warp {
                 let old = self.read(block, &bytes, size);
                 before[l] = old;
                 let new = match k {
-                    Atomic::Cas => if old == cut(values[0][l], size) { values[1][l] } else { old },
+                    Atomic::Cas => {
+                        if old == cut(values[0][l], size) {
+                            values[1][l]
+                        } else {
+                            old
+                        }
+                    }
                     _ => combined(k, of, old, values[n][l])?,
                 };
                 self.write(block, &bytes, size, new)?;
@@ -187,8 +227,20 @@ fn combined(k: Atomic, of: Type, old: u64, value: u64) -> Result<u64, String> {
         (Atomic::Min, Type::U64) => old.min(value),
         (Atomic::Max, Type::S64) => (old as i64).max(value as i64) as u64,
         (Atomic::Min, Type::S64) => (old as i64).min(value as i64) as u64,
-        (Atomic::Inc, Type::U32) => if old >= value { 0 } else { old + 1 },
-        (Atomic::Dec, Type::U32) => if old == 0 || old > value { value } else { old - 1 },
+        (Atomic::Inc, Type::U32) => {
+            if old >= value {
+                0
+            } else {
+                old + 1
+            }
+        }
+        (Atomic::Dec, Type::U32) => {
+            if old == 0 || old > value {
+                value
+            } else {
+                old - 1
+            }
+        }
         _ => return Err(format!("atomic {k:?} of {of:?} is not known here")),
     })
 }

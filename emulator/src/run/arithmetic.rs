@@ -23,7 +23,9 @@ pub(super) fn sources(k: K32) -> usize {
     match k {
         Mov | Not | Neg | AbsS | Popc | Clz | Brev | FAbs | FNeg | FRcp | FSqrt | FRsqrt | FEx2 | FLg2 | FTanh
         | F16x2OfE4m3 | F16x2OfE5m2 | F16x2OfE2m1 | Bf16x2OfUe8m0 => 1,
-        Mad | ShfLWrap | ShfRWrap | ShfLClamp | ShfRClamp | Prmt | BfeU | BfeS | FFma | HFma2 | BFma2 | HFma | BFma => 3,
+        Mad | ShfLWrap | ShfRWrap | ShfLClamp | ShfRClamp | Prmt | BfeU | BfeS | FFma | HFma2 | BFma2 | HFma | BFma => {
+            3
+        }
         Bfi | Lop3 => 4,
         _ => 2,
     }
@@ -63,8 +65,8 @@ pub(super) fn work32(k: K32, s: &[Lanes32; 4]) -> Lanes32 {
         Add => two(s, u32::wrapping_add),
         Sub => two(s, u32::wrapping_sub),
         MulLo => two(s, u32::wrapping_mul),
-        MulHiU => two(s, |a, b| (u64::from(a) * u64::from(b) >> 32) as u32),
-        MulHiS => two(s, |a, b| (i64::from(a as i32) * i64::from(b as i32) >> 32) as u32),
+        MulHiU => two(s, |a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
+        MulHiS => two(s, |a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32),
         Mad => three(s, |a, b, c| a.wrapping_mul(b).wrapping_add(c)),
         DivU => two(s, |a, b| a.checked_div(b).unwrap_or(u32::MAX)),
         DivS => two(s, |a, b| (a as i32).checked_div(b as i32).unwrap_or(-1) as u32),
@@ -188,7 +190,7 @@ pub(super) fn work64(k: K64, s: &[Lanes64; 3], place: &[Lanes32; 2]) -> Lanes64 
         Add => std::array::from_fn(|l| s[0][l].wrapping_add(s[1][l])),
         Sub => std::array::from_fn(|l| s[0][l].wrapping_sub(s[1][l])),
         MulLo => std::array::from_fn(|l| s[0][l].wrapping_mul(s[1][l])),
-        MulHiU => two(&|a, b| (u128::from(a) * u128::from(b) >> 64) as u64),
+        MulHiU => two(&|a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64),
         Mad => std::array::from_fn(|l| s[0][l].wrapping_mul(s[1][l]).wrapping_add(s[2][l])),
         DivU => two(&|a, b| a.checked_div(b).unwrap_or(u64::MAX)),
         DivS => two(&|a, b| (a as i64).checked_div(b as i64).unwrap_or(-1) as u64),
@@ -251,7 +253,7 @@ pub(super) fn compare(cmp: Comparison, of: Type, a: u64, b: u64) -> bool {
         let unordered = a.is_nan() || b.is_nan();
         return match cmp {
             Eq => a == b,
-            Ne => a < b || a > b,
+            Ne => a != b && !unordered,
             Lt => a < b,
             Le => a <= b,
             Gt => a > b,
@@ -324,7 +326,15 @@ pub(super) fn convert(to: Type, from: Type, rounding: Rounding, saturate: bool, 
         IntegerDown => value.floor(),
         _ => value,
     };
-    let clamp = |value: f64| if saturate { value.max(0.0).min(1.0) } else { value };
+    let clamp = |value: f64| {
+        if saturate && value.is_nan() {
+            0.0
+        } else if saturate {
+            value.clamp(0.0, 1.0)
+        } else {
+            value
+        }
+    };
     match to {
         Type::F32 => {
             if !from.float() {

@@ -26,7 +26,10 @@ impl Barrier {
     }
 
     fn word(self) -> u64 {
-        self.phase << 63 | ((self.bytes + (1 << 22)) as u64) << 40 | u64::from(self.missing) << 20 | u64::from(self.wanted)
+        self.phase << 63
+            | ((self.bytes + (1 << 22)) as u64) << 40
+            | u64::from(self.missing) << 20
+            | u64::from(self.wanted)
     }
 
     fn moved(mut self) -> Self {
@@ -57,7 +60,13 @@ impl Block<'_> {
 }
 
 impl Warp {
-    pub(super) fn barrier_init(&mut self, mask: u32, block: &mut Block<'_>, at: Address, count: S32) -> Result<(), String> {
+    pub(super) fn barrier_init(
+        &mut self,
+        mask: u32,
+        block: &mut Block<'_>,
+        at: Address,
+        count: S32,
+    ) -> Result<(), String> {
         let (addresses, count) = (self.addresses(at), self.get32(count));
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
             let (rank, place) = block.shared_place(addresses[l], 8)?;
@@ -70,7 +79,14 @@ impl Warp {
         Ok(())
     }
 
-    pub(super) fn barrier_arrive(&mut self, mask: u32, block: &mut Block<'_>, at: Address, cluster: bool, expect: Option<S32>) -> Result<(), String> {
+    pub(super) fn barrier_arrive(
+        &mut self,
+        mask: u32,
+        block: &mut Block<'_>,
+        at: Address,
+        cluster: bool,
+        expect: Option<S32>,
+    ) -> Result<(), String> {
         let (addresses, expect) = (self.addresses(at), expect.map(|e| self.get32(e)));
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
             if !cluster && addresses[l] >> 24 != 0 {
@@ -86,12 +102,20 @@ impl Warp {
     }
 
     /// Whether any lane's phase has come.
-    pub(super) fn barrier_test(&mut self, mask: u32, block: &Block<'_>, at: Address, parity: S32, p: u32) -> Result<bool, String> {
+    pub(super) fn barrier_test(
+        &mut self,
+        mask: u32,
+        block: &Block<'_>,
+        at: Address,
+        parity: S32,
+        p: u32,
+    ) -> Result<bool, String> {
         let (addresses, parity) = (self.addresses(at), self.get32(parity));
         let mut done = 0;
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
             let (rank, place) = block.shared_place(addresses[l], 8)?;
-            let word = u64::from_le_bytes(block.cluster.shared[rank][place..place + 8].try_into().expect("eight bytes"));
+            let word =
+                u64::from_le_bytes(block.cluster.shared[rank][place..place + 8].try_into().expect("eight bytes"));
             let barrier = Barrier::of(word);
             if barrier.wanted == 0 || barrier.wanted == MOST {
                 return Err(format!("the barrier at {place:#x} is not initialized"));

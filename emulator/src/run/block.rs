@@ -83,7 +83,10 @@ impl Block<'_> {
         };
         let at = (address & 0x00FF_FFFF) as usize;
         let Some(shared) = self.cluster.shared.get(rank) else {
-            return Err(format!("shared address {address:#x} is of block {rank} of a cluster of {}", self.launch.cluster));
+            return Err(format!(
+                "shared address {address:#x} is of block {rank} of a cluster of {}",
+                self.launch.cluster
+            ));
         };
         if !at.is_multiple_of(bytes.next_power_of_two()) {
             return Err(format!("shared address {at:#x} is no multiple of {bytes}"));
@@ -105,7 +108,10 @@ impl Block<'_> {
         }
         let near = |n: Option<usize>| n.and_then(|n| self.memory.get(n));
         let before = near(after.checked_sub(1)).map_or(String::new(), |&(start, length)| {
-            format!("; the allocation before has {length} bytes from {start:#x}, which is {} bytes before", address - start)
+            format!(
+                "; the allocation before has {length} bytes from {start:#x}, which is {} bytes before",
+                address - start
+            )
         });
         Err(format!("{bytes} bytes at {address:#x}, which no allocation has{before}"))
     }

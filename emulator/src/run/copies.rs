@@ -106,10 +106,14 @@ impl Warp {
         bytes: S32,
         barrier: Address,
     ) -> Result<(), String> {
-        let (to, from, bytes, barrier) = (self.addresses(to), self.addresses(from), self.get32(bytes), self.addresses(barrier));
+        let (to, from, bytes, barrier) =
+            (self.addresses(to), self.addresses(from), self.get32(bytes), self.addresses(barrier));
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
             if bytes[l] % 16 != 0 || from[l] % 16 != 0 || to[l] % 16 != 0 {
-                return Err(format!("a bulk copy of {} bytes from {:#x} to {:#x}: no multiples of 16", bytes[l], from[l], to[l]));
+                return Err(format!(
+                    "a bulk copy of {} bytes from {:#x} to {:#x}: no multiples of 16",
+                    bytes[l], from[l], to[l]
+                ));
             }
             for part in (0..u64::from(bytes[l])).step_by(8) {
                 let source = self.bytes_at(block, l, Space::Global, from[l] + part, 8)?;
@@ -152,10 +156,14 @@ impl Warp {
             };
             for rank in ranks {
                 // The same place in each block.
-                let place = |address: u64| if blocks.is_some() { address & 0x00FF_FFFF | (rank + 1) << 24 } else { address };
+                let place =
+                    |address: u64| if blocks.is_some() { address & 0x00FF_FFFF | (rank + 1) << 24 } else { address };
                 let first = place(to[l]);
                 if first & 127 != 0 {
-                    return Err(format!("a box to shared address {:#x}, which is no multiple of 128", first & 0x00FF_FFFF));
+                    return Err(format!(
+                        "a box to shared address {:#x}, which is no multiple of 128",
+                        first & 0x00FF_FFFF
+                    ));
                 }
                 for (n, word) in bytes.chunks(16).enumerate() {
                     let (rank, at) = block.shared_place(swizzled(&map, first + 16 * n as u64), word.len())?;
@@ -187,7 +195,14 @@ impl Warp {
         Ok(bytes)
     }
 
-    pub(super) fn store_box(&mut self, mask: u32, block: &mut Block<'_>, map: S64, at: [S32; 2], from: Address) -> Result<(), String> {
+    pub(super) fn store_box(
+        &mut self,
+        mask: u32,
+        block: &mut Block<'_>,
+        map: S64,
+        at: [S32; 2],
+        from: Address,
+    ) -> Result<(), String> {
         let (from, map, x, y) = (self.addresses(from), self.get64(map), self.get32(at[0]), self.get32(at[1]));
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
             let map = self.map(block, l, map[l])?;

@@ -103,7 +103,13 @@ impl Warp {
     }
 
     /// Each lane's address is one of eight bytes' rows: lanes 8 n to 8 n + 7 for matrix n.
-    pub(super) fn load_matrices(&mut self, block: &Block<'_>, d: &[u32], at: Address, transposed: bool) -> Result<(), String> {
+    pub(super) fn load_matrices(
+        &mut self,
+        block: &Block<'_>,
+        d: &[u32],
+        at: Address,
+        transposed: bool,
+    ) -> Result<(), String> {
         let addresses = self.addresses(at);
         for (n, &register) in d.iter().enumerate() {
             let mut matrix = [[0u16; 8]; 8];
@@ -114,14 +120,22 @@ impl Warp {
                     *value = u16::from_le_bytes([bytes[0], bytes[1]]);
                 }
             }
-            let at = |row: usize, column: usize| u32::from(if transposed { matrix[column][row] } else { matrix[row][column] });
+            let at = |row: usize, column: usize| {
+                u32::from(if transposed { matrix[column][row] } else { matrix[row][column] })
+            };
             let words = std::array::from_fn(|l| at(l / 4, 2 * (l % 4)) | at(l / 4, 2 * (l % 4) + 1) << 16);
             self.set32(u32::MAX, register, &words);
         }
         Ok(())
     }
 
-    pub(super) fn store_matrices(&mut self, block: &mut Block<'_>, a: &[S32], at: Address, transposed: bool) -> Result<(), String> {
+    pub(super) fn store_matrices(
+        &mut self,
+        block: &mut Block<'_>,
+        a: &[S32],
+        at: Address,
+        transposed: bool,
+    ) -> Result<(), String> {
         let addresses = self.addresses(at);
         for (n, &source) in a.iter().enumerate() {
             let words = self.get32(source);
@@ -156,7 +170,9 @@ fn described(block: &Block<'_>, of: Element, descriptor: u64, rows: usize) -> Re
             let bytes = &block.cluster.shared[rank][at..at + 16];
             match &table {
                 Some(table) => values.extend(bytes.iter().map(|&code| table[code as usize])),
-                None => values.extend(bytes.chunks_exact(2).map(|b| value(of, u32::from(u16::from_le_bytes([b[0], b[1]]))))),
+                None => {
+                    values.extend(bytes.chunks_exact(2).map(|b| value(of, u32::from(u16::from_le_bytes([b[0], b[1]])))))
+                }
             }
         }
         found.push(values);

@@ -85,7 +85,13 @@ impl Running {
     }
 
     /// A turn for each warp that may run: whether anything was done, and whether any is left.
-    fn round(&mut self, kernel: &Kernel, launch: &Launch, memory: &[(u64, u64)], began: Instant) -> Result<(bool, bool), String> {
+    fn round(
+        &mut self,
+        kernel: &Kernel,
+        launch: &Launch,
+        memory: &[(u64, u64)],
+        began: Instant,
+    ) -> Result<(bool, bool), String> {
         let (mut worked, mut alive) = (false, false);
         for (rank, running) in self.blocks.iter_mut().enumerate() {
             for n in 0..running.warps.len() {
@@ -94,9 +100,18 @@ impl Running {
                     continue;
                 }
                 let place = running.place;
-                let mut block =
-                    Block { kernel, launch, memory, cluster: &mut self.cluster, meetings: &mut running.meetings, rank, place, began };
-                let stop = warp.run(&mut block, TURN).map_err(|fault| format!("{}, block {place:?}, {fault}", kernel.name))?;
+                let mut block = Block {
+                    kernel,
+                    launch,
+                    memory,
+                    cluster: &mut self.cluster,
+                    meetings: &mut running.meetings,
+                    rank,
+                    place,
+                    began,
+                };
+                let stop =
+                    warp.run(&mut block, TURN).map_err(|fault| format!("{}, block {place:?}, {fault}", kernel.name))?;
                 worked |= stop != Stop::Asks;
                 match stop {
                     Stop::Turn | Stop::Asks => {}

@@ -77,7 +77,8 @@ impl Small {
         if magnitude >= self.largest {
             return sign | self.largest_code;
         }
-        let exponent = if magnitude == 0.0 { self.least } else { (((magnitude.to_bits() >> 52) as i32) - 1023).max(self.least) };
+        let exponent =
+            if magnitude == 0.0 { self.least } else { (((magnitude.to_bits() >> 52) as i32) - 1023).max(self.least) };
         let step = 2f64.powi(exponent - self.mantissa as i32);
         let steps = (magnitude / step).round_ties_even() as u32;
         // A carry goes on into the exponent; below the least normal number there is none.

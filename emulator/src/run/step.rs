@@ -63,8 +63,9 @@ impl Warp {
                 let a = self.get(*a);
                 let mut out = [0; LANES];
                 for l in 0..LANES {
-                    out[l] = convert(*to, *from, *rounding, *saturate, a[l])
-                        .ok_or_else(|| format!("conversion from {from:?} to {to:?} by {rounding:?} is not known here"))?;
+                    out[l] = convert(*to, *from, *rounding, *saturate, a[l]).ok_or_else(|| {
+                        format!("conversion from {from:?} to {to:?} by {rounding:?} is not known here")
+                    })?;
                 }
                 // 64 bits of a sign in a register of 32 are cut there.
                 self.set(mask, *d, &out);
@@ -224,7 +225,9 @@ impl Warp {
                 return Ok(Flow::Stop(Stop::Cluster));
             }
             Op::ActiveMask { d } => self.set32(mask, *d, &[mask; LANES]),
-            Op::Shuffle { .. } | Op::Vote { .. } | Op::Redux { .. } | Op::Elect { .. } => return self.together(mask, &instruction.op),
+            Op::Shuffle { .. } | Op::Vote { .. } | Op::Redux { .. } | Op::Elect { .. } => {
+                return self.together(mask, &instruction.op);
+            }
             Op::Mma { of, d, a, b, c } => {
                 if mask != u32::MAX {
                     return Ok(Flow::Absent);
@@ -269,7 +272,9 @@ impl Warp {
             }
             Op::StoreAsync { at, of, a, barrier } => self.store_async(mask, block, *at, *of, a, *barrier)?,
             Op::CopyBulk { to, from, bytes, barrier } => self.copy_bulk(mask, block, *to, *from, *bytes, *barrier)?,
-            Op::CopyBox { to, map, at, barrier, blocks } => self.copy_box(mask, block, (*to, *barrier, *blocks), *map, *at)?,
+            Op::CopyBox { to, map, at, barrier, blocks } => {
+                self.copy_box(mask, block, (*to, *barrier, *blocks), *map, *at)?
+            }
             Op::StoreBox { map, at, from } => self.store_box(mask, block, *map, *at, *from)?,
             Op::Nop => {}
             Op::Unknown(text) => return Err(format!("{text}: this is not known here")),
@@ -297,7 +302,8 @@ impl Warp {
         // The most frequent ones without a walk over types.
         if let (Source::Narrow(a), Source::Narrow(b)) = (a, b) {
             let (a, b) = (self.get32(a), self.get32(b));
-            let bits = |holds: &dyn Fn(u32, u32) -> bool| (0..LANES).fold(0, |m, l| m | u32::from(holds(a[l], b[l])) << l);
+            let bits =
+                |holds: &dyn Fn(u32, u32) -> bool| (0..LANES).fold(0, |m, l| m | u32::from(holds(a[l], b[l])) << l);
             match (of, cmp) {
                 (Type::U32 | Type::S32, Comparison::Eq) => return bits(&|a, b| a == b),
                 (Type::U32 | Type::S32, Comparison::Ne) => return bits(&|a, b| a != b),
@@ -393,7 +399,8 @@ impl Warp {
                 let a = self.get32(*a);
                 let mut lanes = (0..LANES).filter(|l| mask >> l & 1 != 0);
                 let first = a[lanes.next().ok_or("no lane")?];
-                let all = lanes.fold(first, |sum, l| work32(*k, &[[sum; LANES], [a[l]; LANES], [0; LANES], [0; LANES]])[0]);
+                let all =
+                    lanes.fold(first, |sum, l| work32(*k, &[[sum; LANES], [a[l]; LANES], [0; LANES], [0; LANES]])[0]);
                 self.set32(mask, *d, &[all; LANES]);
             }
             Op::Elect { d, p, mask: members } => {

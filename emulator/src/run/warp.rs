@@ -27,7 +27,10 @@ pub(super) enum Stop {
     /// Nothing was done but asking for what is not yet there.
     Asks,
     /// All lanes are at a barrier of the block.
-    Barrier { id: u32, threads: Option<u32> },
+    Barrier {
+        id: u32,
+        threads: Option<u32>,
+    },
     /// All lanes wait for the cluster.
     Cluster,
     Done,
@@ -37,7 +40,10 @@ pub(super) enum Stop {
 pub(super) enum Flow {
     Next,
     /// Lanes of this mask go on at another place.
-    Branch { taken: u32, to: u32 },
+    Branch {
+        taken: u32,
+        to: u32,
+    },
     /// These lanes have ended.
     Exit,
     /// These lanes came back from a function, each to its own place, which is set.
@@ -200,7 +206,10 @@ impl Warp {
                     return Ok(Stop::Done);
                 }
                 let at = &code[self.places[self.live.trailing_zeros() as usize] as usize];
-                return Err(format!("line {}: lanes {:#x} wait for others of their warp that are not there", at.line, self.waiting));
+                return Err(format!(
+                    "line {}: lanes {:#x} wait for others of their warp that are not there",
+                    at.line, self.waiting
+                ));
             };
             // The lowest place of others: whoever reaches it waits for them.
             let others = |warp: &Self, mask: u32| {
@@ -222,7 +231,9 @@ impl Warp {
                     // Lanes that wait here already are run with these.
                     let here = if self.waiting == 0 { 0 } else { self.waiting_at(place) };
                     let flow = self.step(instruction, run | here, block);
-                    let flow = flow.map_err(|fault| format!("line {}: {} (warp {}, lanes {run:#x})", instruction.line, fault, self.number))?;
+                    let flow = flow.map_err(|fault| {
+                        format!("line {}: {} (warp {}, lanes {run:#x})", instruction.line, fault, self.number)
+                    })?;
                     if here != 0 && !matches!(flow, Flow::Absent) {
                         self.waiting &= !here;
                         mask |= here;
