@@ -121,6 +121,28 @@ fn products_of_a_warp_are_those_of_matrices() {
 }
 
 #[test]
+fn functions_that_call_functions_leave_their_callers_memory_alone() {
+    // outer(p) adds up inner(p[i]) for both numbers that the kernel keeps in memory of its own; inner(x) = x * x + 1, odd threads alone.
+    let text = ".version 8.0 .target sm_90 .address_size 64\n\
+        .func (.param .b32 given) inner(.param .b32 inner_x) { .reg .b32 %r<4>; ld.param.u32 %r1, [inner_x]; mad.lo.s32 %r2, %r1, %r1, 1; st.param.b32 [given], %r2; ret; }\n\
+        .func (.param .b32 given) outer(.param .b64 outer_p) { .reg .b32 %r<8>; .reg .b64 %rd<4>; ld.param.u64 %rd1, [outer_p];\n\
+        ld.u32 %r1, [%rd1]; { .param .b32 a; st.param.b32 [a], %r1; .param .b32 r; call.uni (r), inner, (a); ld.param.b32 %r2, [r]; }\n\
+        ld.u32 %r3, [%rd1+4]; { .param .b32 a; st.param.b32 [a], %r3; .param .b32 r; call.uni (r), inner, (a); ld.param.b32 %r4, [r]; }\n\
+        add.s32 %r5, %r2, %r4; st.param.b32 [given], %r5; ret; }\n\
+        .visible .entry kernel(.param .u64 out) { .local .align 8 .b8 own[8]; .reg .pred %p<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>;\n\
+        ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2; mov.u64 %rd4, own; cvta.local.u64 %rd5, %rd4;\n\
+        add.s32 %r2, %r1, 10; st.local.u32 [%rd4], %r1; st.local.u32 [%rd4+4], %r2; and.b32 %r3, %r1, 1; setp.eq.u32 %p1, %r3, 0; mov.u32 %r4, 7; @%p1 bra $end;\n\
+        { .param .b64 a; st.param.b64 [a], %rd5; .param .b32 r; call.uni (r), outer, (a); ld.param.b32 %r4, [r]; }\n\
+        $end: ld.local.u32 %r5, [%rd4]; ld.local.u32 %r6, [%rd4+4]; add.s32 %r4, %r4, %r5; add.s32 %r4, %r4, %r6; st.global.u32 [%rd3], %r4; ret; }\n";
+    let found = words(&Module::parse(text).unwrap(), 1, 64, 64).unwrap();
+    for (n, &value) in found.iter().enumerate() {
+        let n = n as u32;
+        let given = if n % 2 == 0 { 7 } else { n * n + 1 + (n + 10) * (n + 10) + 1 };
+        assert_eq!(value, given + n + n + 10, "thread {n}");
+    }
+}
+
+#[test]
 fn faults_are_told() {
     let fault = |body: &str| {
         words(&module(OUT, ".shared .align 4 .b8 box[64];", &format!("{PLACE} {body}")), 1, 64, 64).unwrap_err()

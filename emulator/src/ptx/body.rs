@@ -416,6 +416,8 @@ fn statements<'a>(
             }
         }
     }
+    // What its calls pass lies behind all that callers have: they are at work still.
+    names.local = names.peak;
     for (at, label) in branches {
         let to = *labels.get(label).ok_or_else(|| format!("line {}: label {label} is not there", code[at].line))?;
         code[at].op = Op::Bra { to };

@@ -289,6 +289,12 @@ fn narrow(base: &str, mods: &[&str], of: Type) -> Option<K32> {
         ("popc", _) => K32::Popc,
         ("clz", _) => K32::Clz,
         ("brev", _) => K32::Brev,
+        ("bfind", _) => match (has("shiftamt"), signed) {
+            (false, false) => K32::Bfind,
+            (true, false) => K32::BfindShift,
+            (false, true) => K32::BfindS,
+            (true, true) => K32::BfindShiftS,
+        },
         ("prmt", _) if mods.len() == 1 => K32::Prmt,
         ("bfe", _) => {
             if signed {

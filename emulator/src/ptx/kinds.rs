@@ -34,6 +34,11 @@ pub(crate) enum K32 {
     Popc,
     Clz,
     Brev,
+    /// The place of the highest bit that is set (or, signed, differs from the sign), or how far it is from the top.
+    Bfind,
+    BfindShift,
+    BfindS,
+    BfindShiftS,
     Prmt,
     BfeU,
     BfeS,

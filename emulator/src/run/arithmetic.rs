@@ -21,8 +21,8 @@ fn floats(s: &[Lanes32; 4], work: impl Fn(f32, f32) -> f32) -> Lanes32 {
 pub(super) fn sources(k: K32) -> usize {
     use K32::*;
     match k {
-        Mov | Not | Neg | AbsS | Popc | Clz | Brev | FAbs | FNeg | FRcp | FSqrt | FRsqrt | FEx2 | FLg2 | FTanh
-        | F16x2OfE4m3 | F16x2OfE5m2 | F16x2OfE2m1 | Bf16x2OfUe8m0 => 1,
+        Mov | Not | Neg | AbsS | Popc | Clz | Brev | Bfind | BfindShift | BfindS | BfindShiftS | FAbs | FNeg | FRcp
+        | FSqrt | FRsqrt | FEx2 | FLg2 | FTanh | F16x2OfE4m3 | F16x2OfE5m2 | F16x2OfE2m1 | Bf16x2OfUe8m0 => 1,
         Mad | ShfLWrap | ShfRWrap | ShfLClamp | ShfRClamp | Prmt | BfeU | BfeS | FFma | HFma2 | BFma2 | HFma | BFma => {
             3
         }
@@ -49,6 +49,11 @@ fn field(value: u32, from: u32, count: u32, signed: bool) -> u32 {
     let bit = |n: u32| if n > 31 { if signed { value >> 31 } else { 0 } } else { value >> n & 1 };
     let sign = if signed { bit((from + count - 1).min(31)) } else { 0 };
     (0..32).fold(0, |word, n| word | (if n < count { bit(from + n) } else { sign }) << n)
+}
+
+/// The bits that differ from the sign.
+fn magnitude(a: u32) -> u32 {
+    a ^ ((a as i32) >> 31) as u32
 }
 
 fn lop3(a: u32, b: u32, c: u32, table: u32) -> u32 {
@@ -92,6 +97,10 @@ pub(super) fn work32(k: K32, s: &[Lanes32; 4]) -> Lanes32 {
         Popc => one(&s[0], u32::count_ones),
         Clz => one(&s[0], u32::leading_zeros),
         Brev => one(&s[0], u32::reverse_bits),
+        Bfind => one(&s[0], |a| a.checked_ilog2().unwrap_or(u32::MAX)),
+        BfindShift => one(&s[0], |a| a.checked_ilog2().map_or(u32::MAX, |at| 31 - at)),
+        BfindS => one(&s[0], |a| magnitude(a).checked_ilog2().unwrap_or(u32::MAX)),
+        BfindShiftS => one(&s[0], |a| magnitude(a).checked_ilog2().map_or(u32::MAX, |at| 31 - at)),
         Prmt => three(s, prmt),
         BfeU => three(s, |v, from, count| field(v, from, count, false)),
         BfeS => three(s, |v, from, count| field(v, from, count, true)),
