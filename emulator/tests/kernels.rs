@@ -137,7 +137,7 @@ fn functions_that_call_functions_leave_their_callers_memory_alone() {
     let found = words(&Module::parse(text).unwrap(), 1, 64, 64).unwrap();
     for (n, &value) in found.iter().enumerate() {
         let n = n as u32;
-        let given = if n % 2 == 0 { 7 } else { n * n + 1 + (n + 10) * (n + 10) + 1 };
+        let given = if n.is_multiple_of(2) { 7 } else { n * n + 1 + (n + 10) * (n + 10) + 1 };
         assert_eq!(value, given + n + n + 10, "thread {n}");
     }
 }
