@@ -14,8 +14,10 @@ use scaled_gemm::{
 };
 
 /// A handle on GPU 0, with cuBLASLt. Without one of both: prints why and gives `None`, or panics if `SCALED_GEMM_REQUIRE_GPU=1`.
+/// `SCALED_GEMM_TEST_BARE=1`: also without cuBLASLt, for tests of our own kernels where it cannot be (`scripts/emulate.sh`).
 pub fn handle() -> Option<Handle> {
-    required(Handle::new(0).and_then(|handle| handle.library().map(|_| handle)))
+    let bare = std::env::var("SCALED_GEMM_TEST_BARE").is_ok_and(|v| v == "1");
+    required(Handle::new(0).and_then(|handle| if bare { Ok(handle) } else { handle.library().map(|_| handle) }))
 }
 
 /// A handle that was asked for, likewise.

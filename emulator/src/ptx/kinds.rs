@@ -1,0 +1,173 @@
+//! The kinds of arithmetic, comparison and rounding.
+
+/// Work on up to four sources of 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum K32 {
+    Mov,
+    Add,
+    Sub,
+    MulLo,
+    MulHiU,
+    MulHiS,
+    Mad,
+    DivU,
+    DivS,
+    RemU,
+    RemS,
+    MinU,
+    MaxU,
+    MinS,
+    MaxS,
+    And,
+    Or,
+    Xor,
+    Not,
+    Neg,
+    AbsS,
+    Shl,
+    ShrU,
+    ShrS,
+    ShfLWrap,
+    ShfRWrap,
+    ShfLClamp,
+    ShfRClamp,
+    Popc,
+    Clz,
+    Brev,
+    /// The place of the highest bit that is set (or, signed, differs from the sign), or how far it is from the top.
+    Bfind,
+    BfindShift,
+    BfindS,
+    BfindShiftS,
+    Prmt,
+    BfeU,
+    BfeS,
+    Bfi,
+    Lop3,
+    MinU16x2,
+    MaxU16x2,
+    FAdd,
+    FAddRz,
+    FSub,
+    FMul,
+    FFma,
+    FMin,
+    FMax,
+    FMinNan,
+    FMaxNan,
+    FAbs,
+    FNeg,
+    FDiv,
+    FRcp,
+    FSqrt,
+    FRsqrt,
+    FEx2,
+    FLg2,
+    FTanh,
+    FCopySign,
+    HAdd2,
+    HMul2,
+    HFma2,
+    BAdd2,
+    BMul2,
+    BFma2,
+    HAdd,
+    HMul,
+    HFma,
+    BMul,
+    BFma,
+    /// Two FP32 numbers to a pair, the first in the upper half.
+    PairBf16,
+    PairF16,
+    PairE4m3,
+    PairE5m2,
+    PairE2m1,
+    PairUe8m0,
+    /// A pair of codes to two halves.
+    F16x2OfE4m3,
+    F16x2OfE5m2,
+    F16x2OfE2m1,
+    Bf16x2OfUe8m0,
+}
+
+/// Work on sources of 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum K64 {
+    Mov,
+    Add,
+    Sub,
+    MulLo,
+    MulHiU,
+    Mad,
+    DivU,
+    DivS,
+    RemU,
+    RemS,
+    MinU,
+    MaxU,
+    MinS,
+    MaxS,
+    And,
+    Or,
+    Xor,
+    Not,
+    Neg,
+    Abs,
+    Bfi,
+    DAdd,
+    DSub,
+    DMul,
+    DFma,
+    DDiv,
+    DNeg,
+    DAbs,
+    DMin,
+    DMax,
+}
+
+/// 64 bits of 64 bits and a number of bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shift {
+    Left,
+    RightU,
+    RightS,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    /// The same, or either is NaN.
+    Equ,
+    Neu,
+    Ltu,
+    Leu,
+    Gtu,
+    Geu,
+    Num,
+    Nan,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bool {
+    And,
+    Or,
+    Xor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    Nearest,
+    Zero,
+    Up,
+    Down,
+    /// To an integer, as a float.
+    IntegerNearest,
+    IntegerZero,
+    IntegerUp,
+    IntegerDown,
+}

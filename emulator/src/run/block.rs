@@ -1,0 +1,118 @@
+//! What a block has beside its warps: shared memory of its cluster, barriers, its place, and what it may touch.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use crate::launch::Launch;
+use crate::ptx::{Kernel, SHARED_FIRST};
+
+/// A barrier of a block.
+#[derive(Default, Clone, Copy, Debug)]
+pub(super) struct Meeting {
+    /// Threads that have come, those that did not stay among them.
+    pub(super) arrived: u32,
+    /// How many it waits for, where an instruction says so.
+    pub(super) threads: Option<u32>,
+    /// Of those that say something, how many there are and of how many it holds.
+    pub(super) asked: u32,
+    pub(super) set: u32,
+}
+
+/// What the blocks of a cluster share.
+pub(super) struct Cluster {
+    /// Each block's bytes, from address 0 on.
+    pub(super) shared: Vec<Vec<u8>>,
+    pub(super) phase: u64,
+    /// Warps that have arrived in this phase.
+    pub(super) arrived: u32,
+}
+
+/// One block, as its warps see it.
+pub(super) struct Block<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) launch: &'a Launch,
+    /// Allocations by address: begin and length.
+    pub(super) memory: &'a [(u64, u64)],
+    pub(super) cluster: &'a mut Cluster,
+    pub(super) meetings: &'a mut HashMap<u32, Meeting>,
+    /// In the cluster.
+    pub(super) rank: usize,
+    /// In the grid.
+    pub(super) place: [u32; 3],
+    pub(super) began: Instant,
+}
+
+impl Cluster {
+    pub(super) fn new(kernel: &Kernel, launch: &Launch) -> Self {
+        let bytes = (SHARED_FIRST + kernel.shared + launch.dynamic_shared) as usize;
+        Self {
+            // What was never written is NaN.
+            shared: vec![vec![0xFF; bytes]; launch.cluster as usize],
+            phase: 0,
+            arrived: 0,
+        }
+    }
+}
+
+impl Block<'_> {
+    /// Nanoseconds.
+    pub(super) fn time(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    /// The phase in which a warp arrived.
+    pub(super) fn cluster_arrive(&mut self) -> u64 {
+        self.cluster.arrived += 1;
+        self.cluster.phase
+    }
+
+    /// A warp that comes to a barrier and goes on.
+    pub(super) fn arrive_only(&mut self, id: u32, threads: Option<u32>) -> Result<(), String> {
+        let threads = threads.ok_or("bar.arrive without a number of threads")?;
+        let meeting = self.meetings.entry(id).or_default();
+        meeting.arrived += 32;
+        meeting.threads = Some(threads);
+        Ok(())
+    }
+
+    /// Which block's shared memory an address of it names, and the place there.
+    pub(super) fn shared_place(&self, address: u64, bytes: usize) -> Result<(usize, usize), String> {
+        let rank = match address >> 24 {
+            0 => self.rank,
+            n => n as usize - 1,
+        };
+        let at = (address & 0x00FF_FFFF) as usize;
+        let Some(shared) = self.cluster.shared.get(rank) else {
+            return Err(format!(
+                "shared address {address:#x} is of block {rank} of a cluster of {}",
+                self.launch.cluster
+            ));
+        };
+        if !at.is_multiple_of(bytes.next_power_of_two()) {
+            return Err(format!("shared address {at:#x} is no multiple of {bytes}"));
+        }
+        if at < SHARED_FIRST as usize || at + bytes > shared.len() {
+            let (from, to) = (SHARED_FIRST, shared.len());
+            return Err(format!("{bytes} bytes at shared address {at:#x}, of a block that has {from:#x} to {to:#x}"));
+        }
+        Ok((rank, at))
+    }
+
+    /// The allocation that holds these bytes.
+    pub(super) fn allocation(&self, address: u64, bytes: usize) -> Result<(u64, u64), String> {
+        let after = self.memory.partition_point(|&(start, _)| start <= address);
+        if let Some(&(start, length)) = after.checked_sub(1).and_then(|n| self.memory.get(n))
+            && address - start + bytes as u64 <= length
+        {
+            return Ok((start, length));
+        }
+        let near = |n: Option<usize>| n.and_then(|n| self.memory.get(n));
+        let before = near(after.checked_sub(1)).map_or(String::new(), |&(start, length)| {
+            format!(
+                "; the allocation before has {length} bytes from {start:#x}, which is {} bytes before",
+                address - start
+            )
+        });
+        Err(format!("{bytes} bytes at {address:#x}, which no allocation has{before}"))
+    }
+}

@@ -1,0 +1,184 @@
+//! Small kernels in PTX by hand: ways that part and join, what warps and blocks do together, copies that are not waited for, and
+//! faults, which must be told.
+
+use cuda::launch::{Launch, run};
+use cuda::ptx::Module;
+
+fn module(parameters: &str, registers: &str, body: &str) -> Module {
+    let text = format!(
+        ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry kernel({parameters})\n{{\n.reg .pred %p<8>;\n.reg .b32 %r<32>;\n\
+         .reg .b64 %rd<16>;\n.reg .f32 %f<8>;\n{registers}\n{body}\nret;\n}}\n"
+    );
+    let module = Module::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    assert_eq!(module.kernels[0].unknown().collect::<Vec<_>>(), Vec::<&str>::new());
+    module
+}
+
+/// Runs `kernel(out)` of so many blocks and threads; gives what `out` holds.
+fn words(module: &Module, blocks: u32, threads: u32, count: usize) -> Result<Vec<u32>, String> {
+    launched(module, blocks, threads, 1, count)
+}
+
+fn launched(module: &Module, blocks: u32, threads: u32, cluster: u32, count: usize) -> Result<Vec<u32>, String> {
+    let mut out = vec![0u32; count];
+    let address = out.as_mut_ptr() as u64;
+    let launch = Launch {
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        cluster,
+        cooperative: false,
+        dynamic_shared: 256,
+        parameters: address.to_le_bytes().to_vec(),
+    };
+    run(module, 0, &launch, &[(address, 4 * count as u64)])?;
+    Ok(out)
+}
+
+const OUT: &str = ".param .u64 out";
+const PLACE: &str = "ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.s32 %r4, %r2, %r3, %r1;\n\
+                     mul.wide.u32 %rd2, %r4, 4; add.s64 %rd3, %rd1, %rd2;";
+
+#[test]
+fn ways_part_and_join() {
+    // Collatz steps of each thread's number: loops of other lengths in one warp; then a sum over the warp.
+    let body = format!(
+        "{PLACE} add.s32 %r5, %r4, 1; mov.u32 %r6, 0;\n\
+         $again: setp.eq.u32 %p1, %r5, 1; @%p1 bra $done;\n\
+         and.b32 %r7, %r5, 1; setp.eq.u32 %p2, %r7, 0; @%p2 bra $even;\n\
+         mad.lo.s32 %r5, %r5, 3, 1; bra.uni $next;\n\
+         $even: shr.u32 %r5, %r5, 1;\n\
+         $next: add.s32 %r6, %r6, 1; bra.uni $again;\n\
+         $done: mov.u32 %r8, 16;\n\
+         $sum: shfl.sync.bfly.b32 %r9, %r6, %r8, 31, -1; max.u32 %r6, %r6, %r9; shr.u32 %r8, %r8, 1; setp.ne.u32 %p3, %r8, 0; @%p3 bra $sum;\n\
+         st.global.u32 [%rd3], %r6;"
+    );
+    let steps = |n: u32| {
+        let (mut n, mut count) = (u64::from(n) + 1, 0);
+        while n != 1 {
+            n = if n % 2 == 0 { n / 2 } else { 3 * n + 1 };
+            count += 1;
+        }
+        count
+    };
+    let found = words(&module(OUT, "", &body), 2, 64, 128).unwrap();
+    for (n, &value) in found.iter().enumerate() {
+        let warp = n as u32 / 32 * 32;
+        assert_eq!(value, (warp..warp + 32).map(steps).max().unwrap(), "thread {n}");
+    }
+}
+
+#[test]
+fn blocks_meet_and_clusters_read_one_another() {
+    // Each thread leaves its number, and reads that of the last thread of the block beside it.
+    let body = format!(
+        "{PLACE} mov.u32 %r5, box; mul.lo.s32 %r6, %r1, 4; add.s32 %r7, %r5, %r6; st.shared.u32 [%r7], %r4;\n\
+         barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;\n\
+         mov.u32 %r8, %cluster_ctarank; xor.b32 %r9, %r8, 1; sub.s32 %r10, %r3, %r1; add.s32 %r10, %r10, -1; mul.lo.s32 %r10, %r10, 4;\n\
+         add.s32 %r10, %r10, %r5; mapa.shared::cluster.u32 %r11, %r10, %r9; ld.shared::cluster.u32 %r12, [%r11];\n\
+         barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; st.global.u32 [%rd3], %r12;"
+    );
+    let module = module(OUT, ".shared .align 4 .b8 box[384];", &body);
+    let found = launched(&module, 4, 96, 2, 4 * 96).unwrap();
+    for (n, &value) in found.iter().enumerate() {
+        let (block, thread) = (n as u32 / 96, n as u32 % 96);
+        assert_eq!(value, (block ^ 1) * 96 + 95 - thread);
+    }
+}
+
+#[test]
+fn copies_come_when_they_are_waited_for() {
+    let copy = |wait: &str| {
+        let body = format!(
+            "{PLACE} st.global.u32 [%rd3], %r4; mov.u32 %r5, box; mad.lo.s32 %r6, %r1, 4, %r5;\n\
+             cp.async.ca.shared.global [%r6], [%rd3], 4; cp.async.commit_group; {wait}\n\
+             ld.shared.u32 %r7, [%r6]; st.global.u32 [%rd3], %r7;"
+        );
+        words(&module(OUT, ".shared .align 16 .b8 box[256];", &body), 1, 64, 64).unwrap()
+    };
+    assert_eq!(copy("cp.async.wait_group 0;"), (0..64).collect::<Vec<u32>>());
+    // What is there before a copy was waited for is no number.
+    assert_eq!(copy("cp.async.wait_group 1;"), vec![u32::MAX; 64]);
+}
+
+#[test]
+fn products_of_a_warp_are_those_of_matrices() {
+    // A: row r is r + 1 in its first column, 0 else; B: column c is c + 1 in its first row. D = C + (r + 1) (c + 1).
+    let body = format!(
+        "{PLACE} shr.u32 %r5, %r1, 2; and.b32 %r6, %r1, 3; setp.eq.u32 %p1, %r6, 0; add.s32 %r7, %r5, 1; cvt.rn.f32.u32 %f1, %r7; add.s32 %r8, %r5, 9;\n\
+         cvt.rn.f32.u32 %f2, %r8; mov.f32 %f3, 0f00000000; cvt.rn.bf16x2.f32 %r9, %f3, %f1; cvt.rn.bf16x2.f32 %r10, %f3, %f2;\n\
+         selp.b32 %r11, %r9, 0, %p1; selp.b32 %r12, %r10, 0, %p1; mov.u32 %r13, 0; mov.f32 %f4, 0f3F000000;\n\
+         mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{%f5, %f6, %f7, %f1}}, {{%r11, %r12, %r13, %r13}}, {{%r11, %r13}}, {{%f4, %f4, %f4, %f4}};\n\
+         mul.wide.u32 %rd4, %r1, 16; add.s64 %rd5, %rd1, %rd4; st.global.v4.f32 [%rd5], {{%f5, %f6, %f7, %f1}};"
+    );
+    let found = words(&module(OUT, "", &body), 1, 32, 128).unwrap();
+    for lane in 0..32 {
+        for n in 0..4 {
+            let (row, column) = (lane / 4 + n / 2 * 8, lane % 4 * 2 + n % 2);
+            let value = f32::from_bits(found[4 * lane + n]);
+            assert_eq!(value, 0.5 + ((row + 1) * (column + 1)) as f32, "row {row}, column {column}");
+        }
+    }
+}
+
+#[test]
+fn functions_that_call_functions_leave_their_callers_memory_alone() {
+    // outer(p) adds up inner(p[i]) for both numbers that the kernel keeps in memory of its own; inner(x) = x * x + 1, odd threads alone.
+    let text = ".version 8.0 .target sm_90 .address_size 64\n\
+        .func (.param .b32 given) inner(.param .b32 inner_x) { .reg .b32 %r<4>; ld.param.u32 %r1, [inner_x]; mad.lo.s32 %r2, %r1, %r1, 1; st.param.b32 [given], %r2; ret; }\n\
+        .func (.param .b32 given) outer(.param .b64 outer_p) { .reg .b32 %r<8>; .reg .b64 %rd<4>; ld.param.u64 %rd1, [outer_p];\n\
+        ld.u32 %r1, [%rd1]; { .param .b32 a; st.param.b32 [a], %r1; .param .b32 r; call.uni (r), inner, (a); ld.param.b32 %r2, [r]; }\n\
+        ld.u32 %r3, [%rd1+4]; { .param .b32 a; st.param.b32 [a], %r3; .param .b32 r; call.uni (r), inner, (a); ld.param.b32 %r4, [r]; }\n\
+        add.s32 %r5, %r2, %r4; st.param.b32 [given], %r5; ret; }\n\
+        .visible .entry kernel(.param .u64 out) { .local .align 8 .b8 own[8]; .reg .pred %p<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>;\n\
+        ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2; mov.u64 %rd4, own; cvta.local.u64 %rd5, %rd4;\n\
+        add.s32 %r2, %r1, 10; st.local.u32 [%rd4], %r1; st.local.u32 [%rd4+4], %r2; and.b32 %r3, %r1, 1; setp.eq.u32 %p1, %r3, 0; mov.u32 %r4, 7; @%p1 bra $end;\n\
+        { .param .b64 a; st.param.b64 [a], %rd5; .param .b32 r; call.uni (r), outer, (a); ld.param.b32 %r4, [r]; }\n\
+        $end: ld.local.u32 %r5, [%rd4]; ld.local.u32 %r6, [%rd4+4]; add.s32 %r4, %r4, %r5; add.s32 %r4, %r4, %r6; st.global.u32 [%rd3], %r4; ret; }\n";
+    let found = words(&Module::parse(text).unwrap(), 1, 64, 64).unwrap();
+    for (n, &value) in found.iter().enumerate() {
+        let n = n as u32;
+        let given = if n.is_multiple_of(2) { 7 } else { n * n + 1 + (n + 10) * (n + 10) + 1 };
+        assert_eq!(value, given + n + n + 10, "thread {n}");
+    }
+}
+
+#[test]
+fn faults_are_told() {
+    let fault = |body: &str| {
+        words(&module(OUT, ".shared .align 4 .b8 box[64];", &format!("{PLACE} {body}")), 1, 64, 64).unwrap_err()
+    };
+    let beyond = fault("st.global.u32 [%rd3+4], %r4;");
+    assert!(
+        beyond.contains("kernel, block [0, 0, 0]")
+            && beyond.contains("4 bytes at 0x")
+            && beyond.contains("no allocation has"),
+        "{beyond}"
+    );
+    let crooked = fault("st.global.u32 [%rd3+1], %r4;");
+    assert!(crooked.contains("is no multiple of 4"), "{crooked}");
+    // 64 static bytes and 256 dynamic ones.
+    let shared = fault("mov.u32 %r5, box; st.shared.u32 [%r5+320], %r4;");
+    assert!(shared.contains("4 bytes at shared address"), "{shared}");
+    let parted = fault(
+        "setp.lt.u32 %p1, %r1, 7; @%p1 bra $end; shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1; $end: bar.warp.sync -1;",
+    );
+    assert!(parted.contains("wait for others of their warp"), "{parted}");
+    let alone = fault("setp.lt.u32 %p1, %r1, 32; @%p1 bra $end; bar.sync 1, 64; $end: bar.sync 0;");
+    assert!(alone.contains("nothing goes on") && alone.contains("barrier 1"), "{alone}");
+    let trap = fault("trap;");
+    assert!(trap.contains("trap"), "{trap}");
+    let unknown = Module::parse(
+        ".version 8.0 .target sm_90 .address_size 64 .entry kernel() { .reg .b32 %r<2>; frob.b32 %r1, 7; ret; }",
+    )
+    .unwrap();
+    let launch = Launch {
+        grid: [1; 3],
+        block: [1; 3],
+        cluster: 1,
+        cooperative: false,
+        dynamic_shared: 0,
+        parameters: Vec::new(),
+    };
+    let unknown = run(&unknown, 0, &launch, &[]).unwrap_err();
+    assert!(unknown.contains("frob.b32") && unknown.contains("not known here"), "{unknown}");
+}
