@@ -5,7 +5,7 @@ use safetensors::Dtype;
 use super::cast_recipe::{StoredScheme, cast_scales, cast_scheme};
 use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
-use super::names::{CODES_ENDINGS, code_dtype, code_format, is_wide, scaled_by_name, tensors_of};
+use super::names::{CODES_ENDINGS, Dialect, code_dtype, code_format, is_wide, scaled_by_name, tensors_of};
 use super::recipe::{Reading, dialect};
 use crate::error::Result;
 
@@ -76,15 +76,23 @@ impl Listing {
         scaled_by_name(&tensor.name).any(|name| {
             let text = self.written(&name).filter(|_| self.is_left(&[RECIPE_KEY, &name].concat()));
             let Some((text, Ok(scheme))) = text.zip(self.said_scheme(&name)) else { return false };
+            let dialect = dialect(text).unwrap_or_default();
             let shape = self.said_codes(&name).map_or(&[][..], |plain| &plain.shape);
-            let [rows, cols] = *shape else { return false };
+            let (experts, rows, cols) = match *shape {
+                [rows, cols] => (None, rows, cols),
+                // Those of gpt-oss are in one tensor, with the inputs first.
+                [experts, cols, rows] if dialect == Dialect::GptOss => (Some(experts), rows, cols),
+                _ => return false,
+            };
             let written = match scheme {
                 StoredScheme::Cast(scheme) => vec![cast_scales(scheme, rows, cols)],
-                StoredScheme::Product(scheme) => tensors_of(dialect(text).unwrap_or_default(), scheme, rows, cols),
+                StoredScheme::Product(scheme) => tensors_of(dialect, scheme, rows, cols),
             };
             written.iter().any(|scale| {
+                let dimensions = experts.iter().chain(&scale.shape);
                 tensor.name.strip_prefix(&*name) == Some(scale.suffix)
-                    && (tensor.dtype, &tensor.shape) == (scale.dtype, &scale.shape)
+                    && tensor.dtype == scale.dtype
+                    && tensor.shape.iter().eq(dimensions)
             })
         })
     }

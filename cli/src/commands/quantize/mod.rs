@@ -181,10 +181,11 @@ fn layout(
         // Readers of models ask for it.
         layout.metadata("format", "pt");
     }
-    let layers: HashSet<&str> = plans.weights().map(|(at, _)| module(&plans.items[at].name)).collect();
+    let layers = plans.weights().map(|(at, _)| module(&plans.items[at].name)).chain(plan::left_layers(input));
+    let layers: HashSet<&str> = layers.collect();
     for (key, value) in input.metadata() {
         match key.as_str() {
-            // A mark of what is quantized now would be read as one of what it became.
+            // A mark of what is quantized now would be read as one of what it became, and one of what is plain now is wrong.
             folder::COMFY_MARKS => {
                 input.marks_without(|layer| layers.contains(layer)).map_or((), |left| layout.metadata(key, left))
             }

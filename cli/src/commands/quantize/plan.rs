@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use regex::Regex;
-use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dialect, Dtype, StoredScheme};
+use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dialect, Dtype, RECIPE_KEY, StoredScheme};
 use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, TransposedLayers, fused_groups, left_alone};
 use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{CodeFormat, DType, Scheme};
@@ -76,6 +76,8 @@ const MXFP4: &str = "MXFP4 already";
 const CAST: &str = "a cast already";
 /// Why tensors are left out.
 const MARK: &str = "ComfyUI's mark of a layer that is quantized now";
+const OLD_MARK: &str =
+    "ComfyUI's mark of a layer that is plain now, by an entry of the metadata, which is left out, too";
 const OLD_SCALE: &str =
     "scales of what a matrix was that is plain now, by an entry of the metadata, which is left out, too";
 /// Why others are.
@@ -198,12 +200,15 @@ impl Plans {
                 }
             }
         }
-        // Of ComfyUI's layers; what is written now says itself what it is.
+        // Of ComfyUI's layers; what is written now says itself what it is, and what is plain now is none of them.
         let layers: HashSet<&str> =
             quantized(&tensors, 0..tensors.len()).into_iter().map(|at| module(&items[at].name)).collect();
+        let plain: HashSet<&str> = left_layers(input).collect();
         for (item, plan) in items.iter().zip(&mut tensors) {
-            if input.marked_layer(&item.name).is_some_and(|layer| layers.contains(layer)) {
-                *plan = Plan::Drop(MARK);
+            match input.marked_layer(&item.name) {
+                Some(layer) if layers.contains(layer) => *plan = Plan::Drop(MARK),
+                Some(layer) if plain.contains(layer) => *plan = Plan::Drop(OLD_MARK),
+                _ => {}
             }
         }
         // Each matrix rounds with random bytes of its own.
@@ -430,6 +435,12 @@ fn plan(
         Ok(()) => Plan::Quantize(Weight { rows, cols, source, target, group: None }),
         Err(_) => Plan::Copy(RAGGED),
     }
+}
+
+/// The layers of matrices that are plain now, and of which the metadata have an entry that was left.
+pub fn left_layers(input: &Checkpoint) -> impl Iterator<Item = &str> {
+    let left = input.metadata().keys().filter(|key| input.is_left(key));
+    left.filter_map(|key| key.strip_prefix(RECIPE_KEY)).map(module)
 }
 
 /// The tensors that hold codes of quantized matrices, whatever those are called.
