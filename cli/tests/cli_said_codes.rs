@@ -310,8 +310,11 @@ fn scales_that_were_left_go_with_their_entry() {
         good(&[&["quantize", &input, "-o", &q][..], options].concat());
         let bytes = fs::read(&q).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
-        let old: Vec<_> = file.tensors().into_iter().filter(|(name, _)| name.contains("scale")).collect();
-        assert_eq!(old.len(), scales, "{options:?}");
+        let old: Vec<_> =
+            file.tensors().into_iter().filter(|(name, _)| name != "l.weight" && name != "l.weight_packed").collect();
+        // ComfyUI's mark goes with them. (It was copied, and `info` called it wrong.)
+        let marks = usize::from(options.contains(&"comfyui"));
+        assert_eq!(old.len(), scales + marks, "{options:?}");
         let plain = [f32_tensor("l.weight", [160, 256], 1), f32_tensor("v.weight", [160, 256], 2)];
         let mut tensors = plain.to_vec();
         tensors.extend(
@@ -330,7 +333,14 @@ fn scales_that_were_left_go_with_their_entry() {
             );
             let text = good(&["info", &o]);
             assert!(!text.contains("wrong"), "{text}");
+            assert!(!text.contains("comfy_quant"), "{text}");
         }
+        // So does the layer of a list of marks.
+        let list = r#"{"format_version":"1.0","layers":{"l":{"format":"mxfp8"}}}"#;
+        let with_list = HashMap::from([("_quantization_metadata".to_string(), list.to_string())]);
+        with_entries(&left, &tensors, &entries(&q).into_iter().chain(with_list).collect());
+        good(&["quantize", &left, "-o", &o, "--recipe", "fp8-row", "--exclude", "^l"]);
+        assert_eq!(entries(&o).get("_quantization_metadata"), None, "{options:?}");
         with_entries(&left, &[&tensors[..], std::slice::from_ref(&other)].concat(), &entries(&q));
         let error = bad(2, &["quantize", &left, "-o", &o, "--recipe", "fp8-row"]);
         assert_words(&error, &["v.weight_scale_2: is there, and would be read as a scale of v.weight"]);
@@ -459,4 +469,36 @@ fn marks_that_were_left_go_with_their_entry() {
         assert!(!text.contains("wrong"), "{text}");
         assert!(!entries(&o).contains_key("_quantization_metadata"));
     }
+}
+
+/// (Their codes were copied without a word, as what they are already, where `info` calls the file wrong.)
+#[test]
+fn what_cannot_be_read_and_is_copied_is_named() {
+    let folder = Folder::new();
+    let [input, q, left, o] = ["in", "q", "left", "o"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("l.weight", [160, 256], 1), f32_tensor("v.weight", [160, 256], 2)]);
+    let again = |words: &str| {
+        let args = ["quantize", &left, "-o", &o, "--recipe", "fp8-row"];
+        let output = run_on("cpu", &args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{text}");
+        assert_words(&text, &[&format!("scaled-gemm: copied as they are: {left}: tensor {words}")]);
+        let (text, _) = wrong(&["info", &o]);
+        assert_words(&text, &[&format!("{o}: tensor {words}")]);
+    };
+    good(&["quantize", &input, "-o", &q, "--recipe", "nvfp4", "--only", "l.weight"]);
+    without(&q, &left, &["l.weight_scale_2"], ("l.weight", Dtype::U8, 1));
+    again("l.weight: is NVFP4 but has no scale l.weight_scale_2; use a file");
+    without(&q, &left, &[], ("l.weight", Dtype::I8, 1));
+    again("l.weight: is I8 [160, 128], but must be U8, as the metadata says: nvfp4; quantize it again");
+    good(&["quantize", &input, "-o", &q, "--group", "1x32", "--only", "l.weight"]);
+    without(&q, &left, &["l.weight_scale"], ("l.weight", Dtype::F8_E4M3, 1));
+    again("l.weight: is cast to e4m3 1x32 row-major but has no scale l.weight_scale; use a file");
+    // Of a file without metadata, likewise.
+    let [codes, plain] =
+        [("l.weight", Dtype::F8_E4M3, vec![16, 32], vec![0; 512]), f32_tensor("v.weight", [16, 32], 2)];
+    write(&left, &[codes, plain]);
+    again(
+        "l.weight: is FP8 but has no scale: none of l.weight_scale, l.weight_scale_inv and l.scale_weight is in the file; use a file",
+    );
 }

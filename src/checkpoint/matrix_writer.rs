@@ -127,6 +127,13 @@ impl<'w> MatrixWriter<'w> {
     /// accepts; [`Error::Io`](crate::Error::Io).
     pub fn append(&mut self, part: &HostQuantMatrix) -> Result<()> {
         let checked = self.planned.check_part(self.writer, &self.name, self.rows, part)?;
+        // Before any of it is written: after a refusal the right rows can be.
+        if let (Some(known), [scale]) = (self.whole, checked.scales.as_slice())
+            && known.to_bits() != scale.to_bits()
+        {
+            let found = format!("has parts with the scales {known} and {scale} of the whole");
+            return Err(self.writer.refuse(&self.name, found, "quantize all parts with one scale"));
+        }
         self.append_checked(checked)
     }
 
@@ -146,13 +153,9 @@ impl<'w> MatrixWriter<'w> {
             tensor.append(if comfy { part.block_scales() } else { &block_scales })?;
         }
         if let Some((tensor, meaning)) = &mut self.scales {
-            match (scheme.spec().group_rows, self.whole, scales.as_slice()) {
-                (Extent::All, Some(known), [scale]) if known.to_bits() != scale.to_bits() => {
-                    let found = format!("has parts with the scales {known} and {scale} of the whole");
-                    return Err(self.writer.refuse(&self.name, found, "quantize all parts with one scale"));
-                }
-                (Extent::All, Some(_), _) => {}
-                (extent, ..) => {
+            match (scheme.spec().group_rows, self.whole) {
+                (Extent::All, Some(_)) => {}
+                (extent, _) => {
                     self.whole = scales.first().copied().filter(|_| extent == Extent::All);
                     let bytes: Vec<u8> = scales.iter().flat_map(|s| meaning.stored(*s).to_le_bytes()).collect();
                     tensor.append(&bytes)?;

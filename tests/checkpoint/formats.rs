@@ -279,6 +279,36 @@ fn parts_that_do_not_fit_are_refused() {
     assert!(writer.finish().unwrap_err().to_string().contains("was begun, and is not whole"));
 }
 
+/// (Their codes were written before, so that the matrix could be ended with them, under the scale of the others.)
+#[test]
+fn parts_with_another_scale_of_the_whole_are_not_written() {
+    let folder = Folder::new();
+    let path = folder.file("out");
+    for scheme in [Scheme::Fp8Tensor(E4M3), Scheme::Nvfp4] {
+        let of = |scale: f32| {
+            let q = random_matrix(scheme, 128, 160, 7);
+            let (codes, blocks) = (q.logical_codes().to_vec(), q.logical_block_scales());
+            match scheme {
+                Scheme::Nvfp4 => HostQuantMatrix::from_block_logical(scheme, 128, 160, codes, &[scale], &blocks),
+                _ => HostQuantMatrix::from_logical(scheme, 128, 160, codes, &[scale]),
+            }
+            .unwrap()
+        };
+        let mut layout = CheckpointLayout::new();
+        layout.quantized("t", 256, 160, written(scheme));
+        let writer = layout.create(&path, &[]).unwrap();
+        let mut parts = writer.matrix("t").unwrap();
+        parts.append(&of(0.5)).unwrap();
+        let error = parts.append(&of(0.25)).unwrap_err().to_string();
+        assert!(error.contains("tensor t: has parts with the scales 0.5 and 0.25 of the whole"), "{error}");
+        parts.append(&of(0.5)).unwrap();
+        parts.finish().unwrap();
+        writer.finish().unwrap();
+        let file = Checkpoint::open(&path).unwrap();
+        assert!(file.quant_rows("t", 128..256).unwrap() == of(0.5), "{scheme}");
+    }
+}
+
 /// gpt-oss's experts: blocks of 16 bytes, all experts in one tensor; and compressed-tensors' MXFP4.
 #[test]
 fn published_mxfp4_is_read() {

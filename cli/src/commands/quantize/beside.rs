@@ -196,10 +196,11 @@ pub fn unread(input: &Checkpoint, layout: &CheckpointLayout) -> Option<String> {
 /// beside matrices that are quantized, of which more was said.
 pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<String>) -> Vec<String> {
     let remains = remains::find(input, config);
-    let more = match remains.problems.len() {
+    let problems: Vec<_> = remains.problems.iter().cloned().chain(copied::broken(input, &remains.tensors)).collect();
+    let more = match problems.len() {
         0 | 1 => String::new(),
         all => format!("; {} more are named by info", all - 1),
     };
-    let left = remains.problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
+    let left = problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
     left.into_iter().chain(copied::beside_plain(input, |name| said.contains(name))).collect()
 }

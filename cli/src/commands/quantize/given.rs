@@ -131,6 +131,11 @@ impl GivenAmax {
         }
     }
 
+    /// Whether it is said that values became zero by this amax: what else is said of zeros, and helps where none was given, is not.
+    pub fn is_said_of_zeros(&self) -> bool {
+        self.loss() == Some(Loss::Zero)
+    }
+
     /// Values beyond the amax, and those that became zero, of a hundred.
     fn percents(&self) -> [f64; 2] {
         let percent = |n: u64, of: u64| 100.0 * n as f64 / of.max(1) as f64;

@@ -59,8 +59,8 @@ impl Lost {
         self.zeros && self.not_zero
     }
 
-    /// Lines for the result, where there is something to say.
-    pub fn describe(&self, name: &str) -> String {
+    /// Lines for the result, where there is something to say; `are_zeros_said`: of zeros more is said elsewhere.
+    pub fn describe(&self, name: &str, are_zeros_said: bool) -> String {
         let (mut text, name) = (String::new(), printable(name));
         if self.beyond > 0 {
             text += &format!(
@@ -69,7 +69,7 @@ impl Lost {
                 count(self.beyond, "value is", "values are")
             );
         }
-        if self.became_zeros() {
+        if self.became_zeros() && !are_zeros_said {
             text += &format!(
                 "{name}: all its values became 0, and not all were; scale them up, or leave the matrix as it is (--exclude)\n"
             );

@@ -200,7 +200,7 @@ impl Plans {
                 }
             }
         }
-        // Of ComfyUI's layers; what is written now says itself what it is.
+        // Of ComfyUI's layers; what is written now says itself what it is, and what is plain now is none of them.
         let layers: HashSet<&str> =
             quantized(&tensors, 0..tensors.len()).into_iter().map(|at| module(&items[at].name)).collect();
         let left: HashSet<&str> = left_layers(input).collect();

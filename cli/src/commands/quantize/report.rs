@@ -6,7 +6,7 @@ use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::{ModelConfig, left_alone};
 use serde_json::{Value, json};
 
-use super::given;
+use super::given::{self, GivenAmax};
 use super::items::Item;
 use super::plan::{BY_CONFIG, CODED, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED};
 use super::stream::Found;
@@ -40,7 +40,8 @@ impl Report<'_> {
         }
         if let Some(found) = found {
             let name = |at: usize| tensors[at].name.as_str();
-            found.lost.iter().for_each(|(at, lost)| text += &lost.describe(name(*at)));
+            let are_zeros_said = |at| found.given.get(at).is_some_and(GivenAmax::is_said_of_zeros);
+            found.lost.iter().for_each(|(at, lost)| text += &lost.describe(name(*at), are_zeros_said(at)));
             text += &given::losses(found.given.iter().map(|(at, given)| (name(*at), given)));
             text += &given::outweighed(found.outweighed.iter().map(|(at, idle)| (name(*at), idle, name(idle.of))));
         }
