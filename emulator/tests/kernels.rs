@@ -88,14 +88,17 @@ fn blocks_meet_and_clusters_read_one_another() {
 #[test]
 fn copies_come_when_they_are_waited_for() {
     let copy = |wait: &str| {
+        let commit = if wait.contains("all") { "" } else { "cp.async.commit_group;" };
         let body = format!(
             "{PLACE} st.global.u32 [%rd3], %r4; mov.u32 %r5, box; mad.lo.s32 %r6, %r1, 4, %r5;\n\
-             cp.async.ca.shared.global [%r6], [%rd3], 4; cp.async.commit_group; {wait}\n\
+             cp.async.ca.shared.global [%r6], [%rd3], 4; {commit} {wait}\n\
              ld.shared.u32 %r7, [%r6]; st.global.u32 [%rd3], %r7;"
         );
         words(&module(OUT, ".shared .align 16 .b8 box[256];", &body), 1, 64, 64).unwrap()
     };
     assert_eq!(copy("cp.async.wait_group 0;"), (0..64).collect::<Vec<u32>>());
+    // All are those that no group has, too.
+    assert_eq!(copy("cp.async.wait_all;"), (0..64).collect::<Vec<u32>>());
     // What is there before a copy was waited for is no number.
     assert_eq!(copy("cp.async.wait_group 1;"), vec![u32::MAX; 64]);
 }
@@ -181,4 +184,70 @@ fn faults_are_told() {
     };
     let unknown = run(&unknown, 0, &launch, &[]).unwrap_err();
     assert!(unknown.contains("frob.b32") && unknown.contains("not known here"), "{unknown}");
+}
+
+#[test]
+fn what_is_not_known_is_no_other_instruction() {
+    let count = |instruction: &str| {
+        let text = format!(
+            ".version 8.0 .target sm_90 .address_size 64 .entry kernel() {{ .reg .pred %p<4>; .reg .b16 %rs<4>; .reg .b32 %r<8>; \
+             .reg .f32 %f<32>; .reg .b64 %rd<8>; {instruction} ret; }}"
+        );
+        Module::parse(&text).unwrap_or_else(|error| panic!("{instruction}: {error}")).kernels[0].unknown().count()
+    };
+    for instruction in [
+        "add.cc.u32 %r1, %r2, %r3;",
+        "add.sat.s32 %r1, %r2, %r3;",
+        "add.rm.f32 %f1, %f2, %f3;",
+        "add.sat.f32 %f1, %f2, %f3;",
+        "mul.rp.f32 %f1, %f2, %f3;",
+        "mul.rz.f32 %f1, %f2, %f3;",
+        "fma.rn.sat.f32 %f1, %f2, %f3, %f4;",
+        "fma.rn.relu.f16x2 %r1, %r2, %r3, %r4;",
+        "fma.rn.f32.bf16 %f1, %rs1, %rs2, %f3;",
+        "div.rz.f32 %f1, %f2, %f3;",
+        "sqrt.rm.f32 %f1, %f2;",
+        "max.xorsign.abs.f32 %f1, %f2, %f3;",
+        "mul24.lo.u32 %r1, %r2, %r3;",
+        "mad.lo.cc.u32 %r1, %r2, %r3, %r4;",
+        "mul.hi.s64 %rd1, %rd2, %rd3;",
+        "setp.eq.ftz.f32 %p1, %f1, %f2;",
+        "setp.lt.f16x2 %p1|%p2, %r1, %r2;",
+        "set.lt.and.u32.s32 %r1, %r2, %r3, %p1;",
+        "cvt.rn.satfinite.f16x2.f32 %r1, %f1, %f2;",
+        "cvt.rn.ftz.f32.f64 %f1, %rd1;",
+        "cvt.rn.relu.bf16.f32 %rs1, %f1;",
+        "ld.global.v2.u32 %r1, [%rd1];",
+        "ld.global.L2::cache_hint.u32 %r1, [%rd1], %rd2;",
+        "atom.global.add.L2::cache_hint.u64 %rd1, [%rd2], %rd3, %rd4;",
+        "red.async.relaxed.cluster.global.add.u32 [%rd1], %r1;",
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1], %r2, [%r3+8];",
+        "mbarrier.arrive.shared::cta.b64 %rd1, [%r1], %r2;",
+        "mbarrier.arrive.noComplete.shared::cta.b64 %rd1, [%r1], %r2;",
+        "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%f1, %f2, %f3, %f4};",
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%f1, %f2, %f3, %f4};",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];",
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2}, [%r3];",
+        "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%f1, %f2}, %rd1, %rd2, %p1, 1, 1;",
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r1], [%r2], %r3, [%r4];",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%rd1], %r3, [%r4], %rs1;",
+        "cp.async.ca.shared.global [%r1], [%rd1], 12;",
+        "bar.red.xor.pred %p1, 0, %p2;",
+        "shfl.idx.b32 %r1, %r2, %r3, 31;",
+        "vote.all %p1, %p2;",
+        "redux.sync.max.NaN.f32 %f1, %f2, -1;",
+        "cvt.rs.bf16x2.f32 %r1, %f1, %f2, %r2;",
+        "mov.b32 {}, %r1;",
+    ] {
+        assert_eq!(count(instruction), 1, "{instruction}");
+    }
+    for instruction in [
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, %r2}], [%r3];",
+        "mbarrier.arrive.expect_tx.shared::cta.b64 %rd1, [%r1], %r2;",
+        "cp.async.cg.shared.global.L2::128B [%r1], [%rd1], 16, %r2;",
+        "ld.global.nc.L1::no_allocate.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];",
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2, %r3, %r4, %r5};",
+    ] {
+        assert_eq!(count(instruction), 0, "{instruction}");
+    }
 }

@@ -3,7 +3,9 @@
 mod body;
 mod decode;
 mod decode_async;
+mod decode_convert;
 pub(crate) mod kinds;
+mod modifiers;
 pub(crate) mod operation;
 mod tokens;
 

@@ -387,6 +387,8 @@ pub(crate) enum Op {
     CopyWait {
         pending: u32,
     },
+    /// For all, those that no group has among them.
+    CopyWaitAll,
     CopyArrive {
         at: Address,
     },

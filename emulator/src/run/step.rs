@@ -259,6 +259,7 @@ impl Warp {
                 }
             }
             Op::CopyWait { pending } => self.finish_copies(mask, *pending, block)?,
+            Op::CopyWaitAll => self.finish_all_copies(mask, block)?,
             Op::CopyArrive { at } => {
                 self.finish_all_copies(mask, block)?;
                 self.barrier_arrive(mask, block, *at, false, None)?;
