@@ -140,7 +140,7 @@ fn functions_that_call_functions_leave_their_callers_memory_alone() {
     let found = words(&Module::parse(text).unwrap(), 1, 64, 64).unwrap();
     for (n, &value) in found.iter().enumerate() {
         let n = n as u32;
-        let given = if n % 2 == 0 { 7 } else { n * n + 1 + (n + 10) * (n + 10) + 1 };
+        let given = if n.is_multiple_of(2) { 7 } else { n * n + 1 + (n + 10) * (n + 10) + 1 };
         assert_eq!(value, given + n + n + 10, "thread {n}");
     }
 }
@@ -250,4 +250,62 @@ fn what_is_not_known_is_no_other_instruction() {
     ] {
         assert_eq!(count(instruction), 0, "{instruction}");
     }
+}
+
+#[test]
+fn results_are_those_of_the_documentation() {
+    // The lower and the upper word of %rd4, which holds %r9 unless the body writes it.
+    let result = |body: &str| {
+        let body = format!(
+            "ld.param.u64 %rd1, [out]; mov.u64 %rd4, 0; mov.u32 %r9, 0; mov.b64 %rd2, 0x8000000000000000; {body}\n\
+             cvt.u64.u32 %rd5, %r9; or.b64 %rd4, %rd4, %rd5; st.global.u64 [%rd1], %rd4;"
+        );
+        let found = words(&module(OUT, ".reg .b16 %rs<8>;", &body), 1, 1, 2).unwrap();
+        u64::from(found[0]) | u64::from(found[1]) << 32
+    };
+    for (body, expected) in [
+        ("mov.b16 %rs1, 0xFFFF; mov.b16 %rs2, 3; mul.wide.s16 %r9, %rs1, %rs2;", 0xFFFF_FFFD),
+        ("mov.b16 %rs1, 0xFFFF; mov.b16 %rs2, 3; mul.wide.u16 %r9, %rs1, %rs2;", 0x2_FFFD),
+        ("mov.b16 %rs1, 0xFFFE; mov.b16 %rs2, 3; mov.u32 %r1, 1; mad.wide.s16 %r9, %rs1, %rs2, %r1;", 0xFFFF_FFFB),
+        // A register of 16 bits may have come with a sign.
+        ("mov.u32 %r1, -2; cvt.s16.s32 %rs1, %r1; mov.b16 %rs2, 2; mul.wide.u16 %r9, %rs1, %rs2;", 0x1_FFFC),
+        ("mov.u32 %r1, -2; cvt.s16.s32 %rs1, %r1; cvt.u32.u16 %r9, %rs1;", 0xFFFE),
+        ("mov.u32 %r1, -2; cvt.s16.s32 %rs1, %r1; mov.b32 %r9, {%rs1, %rs1};", 0xFFFE_FFFE),
+        // What is wider than the type is filled with its sign.
+        ("mov.u32 %r1, 0x1F0; cvt.s8.s32 %r9, %r1;", 0xFFFF_FFF0),
+        ("mov.f32 %f1, 0fC0000000; cvt.rzi.s16.f32 %r9, %f1;", 0xFFFF_FFFE),
+        ("mov.f32 %f1, 0fC0000000; cvt.rzi.s32.f32 %rd4, %f1;", 0xFFFF_FFFF_FFFF_FFFE),
+        ("mov.u32 %r1, -300; cvt.sat.s8.s32 %r9, %r1;", 0xFFFF_FF80),
+        ("mov.u32 %r1, -300; cvt.sat.u8.s32 %r9, %r1;", 0),
+        // To between 0 and 1.
+        ("mov.u32 %r1, 7; cvt.rn.sat.f32.s32 %r9, %r1;", 0x3F80_0000),
+        // The quotient wraps.
+        ("mov.u32 %r1, 0x80000000; mov.u32 %r2, -1; div.s32 %r9, %r1, %r2;", 0x8000_0000),
+        ("mov.b64 %rd3, -1; div.s64 %rd4, %rd2, %rd3;", 0x8000_0000_0000_0000),
+        ("mov.u32 %r1, 0x80000000; mov.u32 %r2, -1; rem.s32 %r9, %r1, %r2;", 0),
+        // 2^127 has a reciprocal that is subnormal, which .ftz makes zero; one of a subnormal number is infinite then.
+        ("mov.f32 %f1, 0fFF000000; rcp.approx.f32 %r9, %f1;", 0x8040_0000),
+        ("mov.f32 %f1, 0fFF000000; rcp.approx.ftz.f32 %r9, %f1;", 0x8000_0000),
+        ("mov.f32 %f1, 0f00700000; rcp.approx.ftz.f32 %r9, %f1;", 0x7F80_0000),
+        ("mov.f32 %f1, 0f00700000; add.ftz.f32 %r9, %f1, %f1;", 0),
+        ("mov.f32 %f1, 0f00700000; add.f32 %r9, %f1, %f1;", 0x00E0_0000),
+        // Both predicates of a comparison, with what is not a number.
+        (
+            "mov.f32 %f1, 0f7FC00000; setp.ne.f32 %p1, %f1, %f1; setp.neu.f32 %p2, %f1, %f1; setp.lt.and.f32 %p3|%p4, %f1, %f1, %p2;\n\
+             selp.b32 %r1, 1, 0, %p1; selp.b32 %r2, 2, 0, %p2; selp.b32 %r3, 4, 0, %p3; selp.b32 %r4, 8, 0, %p4;\n\
+             add.u32 %r9, %r1, %r2; add.u32 %r9, %r9, %r3; add.u32 %r9, %r9, %r4;",
+            10,
+        ),
+        ("mov.u32 %r1, 0x80; bfe.s32 %r9, %r1, 4, 4;", 0xFFFF_FFF8),
+        ("mov.u32 %r1, 0x80000000; bfe.s32 %r9, %r1, 28, 8;", 0xFFFF_FFF8),
+        ("mov.u32 %r1, 0x80FF; mov.u32 %r2, 0x11223344; prmt.b32 %r9, %r1, %r2, 0x9704;", 0xFF11_FF44),
+        ("mov.b64 %rd3, 3; mul.hi.u64 %rd4, %rd2, %rd3;", 1),
+        ("mov.u32 %r1, 0x80000000; mul.wide.s32 %rd4, %r1, 2;", 0xFFFF_FFFF_0000_0000),
+        ("mov.u32 %r1, 1; mov.u32 %r2, 2; shf.l.clamp.b32 %r9, %r1, %r2, 40;", 1),
+        ("mov.u32 %r1, 1; mov.u32 %r2, 2; shf.r.wrap.b32 %r9, %r1, %r2, 33;", 0),
+    ] {
+        assert_eq!(result(body), expected, "{body}");
+    }
+    let inexact = module(OUT, "", "mov.u64 %rd2, 0x1000000000000001; cvt.rz.f32.u64 %f1, %rd2;");
+    assert!(words(&inexact, 1, 1, 2).unwrap_err().contains("is not known here"));
 }

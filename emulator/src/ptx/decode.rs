@@ -511,9 +511,21 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
     if mods.contains(&"wide") {
         let (a, b) = (at(1)?.s32()?, at(2)?.s32()?);
         if of.bytes() == 2 {
-            let k = if base == "mad" { K32::Mad } else { K32::MulLo };
+            let k = match (base, of.signed()) {
+                ("mad", false) => K32::MadWide16U,
+                ("mad", true) => K32::MadWide16S,
+                (_, false) => K32::MulWide16U,
+                (_, true) => K32::MulWide16S,
+            };
             let c = if base == "mad" { at(3)?.s32()? } else { S32::I(0) };
-            return Some(Op::A32 { k, d: at(0)?.r32()?, s: [a, b, c, S32::I(0)], small: 0, signed: false });
+            return Some(Op::A32 {
+                k,
+                d: at(0)?.r32()?,
+                s: [a, b, c, S32::I(0)],
+                small: 0,
+                signed: false,
+                flush: false,
+            });
         }
         let add = if base == "mad" { Some(at(3)?.s64()?) } else { None };
         return Some(Op::MulWide { d: at(0)?.r64()?, a, b, add, signed: of.signed() });
@@ -537,6 +549,7 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
         return Some(Op::A64 { k, d, s, place });
     }
     let k = narrow(base, mods, of)?;
+    let d = at(0)?.r32()?;
     let mut s = [S32::I(0); 4];
     for (n, source) in s.iter_mut().enumerate().take(operands.len() - 1) {
         *source = at(n + 1)?.s32()?;
@@ -550,5 +563,5 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
         // The table is the fifth operand; three sources, and this in the place of a fourth.
         s[3] = at(4)?.s32()?;
     }
-    Some(Op::A32 { k, d: at(0)?.r32()?, s, small, signed: of.signed() })
+    Some(Op::A32 { k, d, s, small, signed: of.signed(), flush: mods.contains(&"ftz") })
 }

@@ -33,9 +33,14 @@ pub(super) fn convert(mods: &[&str], operands: &[Operand]) -> Option<Op> {
             s: [at(1)?.s32()?, second, S32::I(0), S32::I(0)],
             small: 0,
             signed: false,
+            flush: false,
         });
     }
     let (to, from) = (kind(to)?, kind(from)?);
+    let single = |of: Type| !matches!(of, Type::F16x2 | Type::Bf16x2 | Type::U16x2 | Type::S16x2 | Type::Pred);
+    if !single(to) || !single(from) {
+        return None;
+    }
     let rounding = mods.iter().find_map(|word| {
         Some(match *word {
             "rn" => Rounding::Nearest,

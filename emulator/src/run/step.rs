@@ -1,6 +1,6 @@
 //! One instruction, of the lanes of a mask.
 
-use super::arithmetic::{compare, convert, shortened, sources, work32, work64};
+use super::arithmetic::{compare, convert, flushed, shortened, sources, work32, work64};
 use super::block::Block;
 use super::warp::{Flow, LANES, Lanes64, Stop, Warp};
 use crate::ptx::operation::*;
@@ -10,7 +10,7 @@ impl Warp {
     /// The error says what is wrong, without where.
     pub(super) fn step(&mut self, instruction: &Instruction, mask: u32, block: &mut Block<'_>) -> Result<Flow, String> {
         match &instruction.op {
-            Op::A32 { k, d, s, small, signed } => {
+            Op::A32 { k, d, s, small, signed, flush } => {
                 let mut all = [[0; LANES]; 4];
                 for (to, source) in all.iter_mut().zip(s).take(sources(*k)) {
                     *to = self.get32(*source);
@@ -23,6 +23,9 @@ impl Warp {
                     }
                     let result = work32(*k, &all);
                     self.set32(mask, *d, &shortened(&result, *small, false));
+                } else if *flush {
+                    all = all.map(|source| flushed(&source));
+                    self.set32(mask, *d, &flushed(&work32(*k, &all)));
                 } else {
                     self.set32(mask, *d, &work32(*k, &all));
                 }
