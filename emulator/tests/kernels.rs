@@ -309,3 +309,40 @@ fn results_are_those_of_the_documentation() {
     let inexact = module(OUT, "", "mov.u64 %rd2, 0x1000000000000001; cvt.rz.f32.u64 %f1, %rd2;");
     assert!(words(&inexact, 1, 1, 2).unwrap_err().contains("is not known here"));
 }
+
+#[test]
+fn no_address_wraps_around() {
+    let fault =
+        |body: &str| words(&module(OUT, ".local .align 8 .b8 own[16];", &format!("{PLACE} {body}")), 1, 32, 32).err();
+    for body in [
+        // The last bytes that there are, first of all that is touched: their end is address 0.
+        "mov.b64 %rd4, -4; ld.global.u32 %r5, [%rd4];",
+        "mov.b64 %rd4, -8; ld.global.v2.u32 {%r5, %r6}, [%rd4];",
+        "mov.b64 %rd4, 0; ld.global.u32 %r5, [%rd4+-4];",
+        "mov.b64 %rd4, -8; ld.local.u64 %rd5, [%rd4];",
+        "mov.b64 %rd4, -8; ld.param.u64 %rd5, [%rd4];",
+        "mov.u32 %r5, -4; ld.shared.u32 %r6, [%r5];",
+        // Of no block of the cluster.
+        "mov.u32 %r5, 1024; mov.u32 %r6, 255; mapa.shared::cluster.u32 %r7, %r5, %r6; ld.shared::cluster.u32 %r8, [%r7];",
+        "mov.u32 %r5, 1024; mov.u32 %r6, -1; mapa.shared::cluster.u32 %r7, %r5, %r6; ld.shared::cluster.u32 %r8, [%r7];",
+        "mov.u64 %rd4, own; ld.local.u32 %r5, [%rd4+2];",
+        "ld.param.u32 %r5, [out+2];",
+        // Four numbers at a multiple of one.
+        "red.global.add.v4.f32 [%rd1+4], {%f1, %f2, %f3, %f4};",
+        "bar.sync 16;",
+    ] {
+        assert!(fault(body).is_some(), "{body}");
+    }
+    assert_eq!(fault("red.global.add.v4.f32 [%rd1], {%f1, %f2, %f3, %f4};"), None);
+    // Another block's memory, by instructions that know their own alone.
+    for (access, fine) in [
+        ("ld.shared::cluster.u32 %r8, [%r7];", true),
+        ("ld.shared.u32 %r8, [%r7];", false),
+        ("cp.async.ca.shared.global [%r7], [%rd1], 4; cp.async.wait_all;", false),
+    ] {
+        let body = format!(
+            "{PLACE} mov.u32 %r5, 1024; mov.u32 %r6, %cluster_ctarank; xor.b32 %r6, %r6, 1; mapa.shared::cluster.u32 %r7, %r5, %r6; {access}"
+        );
+        assert_eq!(launched(&module(OUT, "", &body), 2, 32, 2, 64).is_ok(), fine, "{access}");
+    }
+}

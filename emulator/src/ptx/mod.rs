@@ -227,7 +227,7 @@ impl Module {
                         initialize(&mut cursor, &mut words, element)?;
                     }
                     cursor.expect(";")?;
-                    globals.insert(name, Global::Memory(words.as_ptr() as u64));
+                    globals.insert(name, Global::Memory(words.as_mut_ptr() as u64));
                     variables.push(words);
                 }
                 ".shared" => {

@@ -98,11 +98,26 @@ impl Block<'_> {
         Ok((rank, at))
     }
 
+    /// As [`Self::shared_place`], of this block alone.
+    pub(super) fn own_place(&self, address: u64, bytes: usize) -> Result<(usize, usize), String> {
+        let (rank, at) = self.shared_place(address, bytes)?;
+        if rank != self.rank {
+            return Err(format!("shared address {address:#x} is another block's, whose memory is only the cluster's"));
+        }
+        Ok((rank, at))
+    }
+
+    /// The barrier of the block that an instruction names.
+    pub(super) fn numbered(&self, id: u32) -> Result<u32, String> {
+        if id < 16 { Ok(id) } else { Err(format!("barrier {id} of a block that has 16")) }
+    }
+
     /// The allocation that holds these bytes.
     pub(super) fn allocation(&self, address: u64, bytes: usize) -> Result<(u64, u64), String> {
         let after = self.memory.partition_point(|&(start, _)| start <= address);
         if let Some(&(start, length)) = after.checked_sub(1).and_then(|n| self.memory.get(n))
-            && address - start + bytes as u64 <= length
+            && length >= bytes as u64
+            && address - start <= length - bytes as u64
         {
             return Ok((start, length));
         }

@@ -153,7 +153,7 @@ impl Warp {
             }
             Op::MapRank { d, a, rank } => {
                 let (a, rank) = (self.get32(*a), self.get32(*rank));
-                self.set32(mask, *d, &std::array::from_fn(|l| a[l] & 0x00FF_FFFF | (rank[l] + 1) << 24));
+                self.set32(mask, *d, &std::array::from_fn(|l| a[l] & 0x00FF_FFFF | (rank[l].min(254) + 1) << 24));
             }
             Op::Bra { .. } => return Err("a branch".into()),
             Op::Call { to, function, copies } => {
@@ -182,7 +182,7 @@ impl Warp {
                     return Ok(Flow::Absent);
                 }
                 let first = self.live.trailing_zeros() as usize;
-                let id = self.get32(*id)[first];
+                let id = block.numbered(self.get32(*id)[first])?;
                 let threads = threads.map(|t| self.get32(t)[first]);
                 if *arrive {
                     block.arrive_only(id, threads)?;
@@ -195,7 +195,7 @@ impl Warp {
                     return Ok(Flow::Absent);
                 }
                 let first = self.live.trailing_zeros() as usize;
-                let id = self.get32(*id)[first];
+                let id = block.numbered(self.get32(*id)[first])?;
                 let threads = threads.map(|t| self.get32(t)[first]);
                 let set = (self.guard(*a) & mask).count_ones();
                 let meeting = block.meetings.entry(id).or_default();
