@@ -218,7 +218,6 @@ fn what_is_not_known_is_no_other_instruction() {
         "cvt.rn.ftz.f32.f64 %f1, %rd1;",
         "cvt.rn.relu.bf16.f32 %rs1, %f1;",
         "ld.global.v2.u32 %r1, [%rd1];",
-        "ld.global.L2::cache_hint.u32 %r1, [%rd1], %rd2;",
         "atom.global.add.L2::cache_hint.u64 %rd1, [%rd2], %rd3, %rd4;",
         "red.async.relaxed.cluster.global.add.u32 [%rd1], %r1;",
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1], %r2, [%r3+8];",
@@ -245,6 +244,7 @@ fn what_is_not_known_is_no_other_instruction() {
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, %r2}], [%r3];",
         "mbarrier.arrive.expect_tx.shared::cta.b64 %rd1, [%r1], %r2;",
         "cp.async.cg.shared.global.L2::128B [%r1], [%rd1], 16, %r2;",
+        "ld.global.L2::cache_hint.v2.u32 {%r1, %r2}, [%rd1], %rd2;",
         "ld.global.nc.L1::no_allocate.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];",
         "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2, %r3, %r4, %r5};",
     ] {
@@ -345,4 +345,67 @@ fn no_address_wraps_around() {
         );
         assert_eq!(launched(&module(OUT, "", &body), 2, 32, 2, 64).is_ok(), fine, "{access}");
     }
+}
+
+#[test]
+fn barriers_wait_for_those_that_are_left() {
+    // Lanes that wait for others of their warp go on once those have ended.
+    let ended = format!(
+        "{PLACE} setp.gt.u32 %p1, %r1, 40; @%p1 bra $end; bar.sync 0; st.global.u32 [%rd3], %r4; $end: mov.u32 %r5, 0;"
+    );
+    let expected: Vec<u32> = (0..64).map(|n| if n > 40 { 0 } else { n }).collect();
+    assert_eq!(words(&module(OUT, "", &ended), 1, 64, 64).unwrap(), expected);
+    // A warp that arrives twice: its second arrival is the next turn's.
+    let twice = format!(
+        "{PLACE} setp.gt.u32 %p1, %r1, 31; @%p1 bra $second; bar.sync 1, 64; bar.sync 1, 64; bra.uni $end;\n\
+         $second: bar.arrive 1, 64; bar.arrive 1, 64; $end: st.global.u32 [%rd3], %r4;"
+    );
+    assert_eq!(words(&module(OUT, "", &twice), 1, 64, 64).unwrap(), (0..64).collect::<Vec<_>>());
+    // What a barrier counted is what those that met there said, though a warp arrives again in the same turn.
+    let counted = format!(
+        "{PLACE} setp.gt.u32 %p1, %r1, 31; setp.gt.u32 %p2, %r1, 29; @%p1 bra $second; barrier.red.popc.aligned.u32 %r5, 1, 64, %p2; bra.uni $end;\n\
+         $second: barrier.red.popc.aligned.u32 %r5, 1, 64, %p2; $end: st.global.u32 [%rd3], %r5;"
+    );
+    assert_eq!(words(&module(OUT, "", &counted), 1, 64, 64).unwrap(), vec![34; 64]);
+    // One warp of the cluster arrives and ends: it counts once, and the others wait for the one that sleeps.
+    let cluster = format!(
+        "{PLACE} mov.u32 %r5, box; mov.u32 %r6, %cluster_ctarank; setp.eq.u32 %p1, %r6, 0; setp.lt.u32 %p2, %r1, 32; and.pred %p3, %p1, %p2; @%p3 bra $gone;\n\
+         @%p1 bra $wait; @%p2 bra $wait; mov.u32 %r7, 0; $slow: add.u32 %r7, %r7, 1; setp.lt.u32 %p4, %r7, 20000; @%p4 bra $slow; st.shared.u32 [%r5], %r7;\n\
+         $wait: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 %r8, 1; mapa.shared::cluster.u32 %r9, %r5, %r8;\n\
+         ld.shared::cluster.u32 %r10, [%r9]; st.global.u32 [%rd3], %r10; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; bra.uni $end;\n\
+         $gone: barrier.cluster.arrive.release.aligned; $end: mov.u32 %r11, 0;"
+    );
+    let found = launched(&module(OUT, ".shared .align 4 .b8 box[16];", &cluster), 2, 64, 2, 128).unwrap();
+    let expected: Vec<u32> = (0..128).map(|n| if n < 32 { 0 } else { 20000 }).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn lanes_that_spin_let_others_of_their_warp_run() {
+    // Lane 0 waits for a word that lane 1 writes behind the loop.
+    let memory = format!(
+        "{PLACE} setp.ne.u32 %p1, %r1, 0; @%p1 bra $other; $spin: ld.volatile.global.u32 %r5, [%rd1+4]; setp.eq.u32 %p2, %r5, 0; @%p2 bra $spin;\n\
+         st.global.u32 [%rd1], %r5; bra.uni $end; $other: mov.u32 %r6, 9; st.global.u32 [%rd3], %r6; $end: mov.u32 %r7, 0;"
+    );
+    assert_eq!(words(&module(OUT, "", &memory), 1, 2, 2).unwrap(), [9, 9]);
+    // Lane 0 waits for a barrier at which lane 1 arrives after long work.
+    let barrier = format!(
+        "{PLACE} mov.u32 %r5, box; setp.ne.u32 %p1, %r1, 0; @!%p1 mbarrier.init.shared::cta.b64 [%r5], 1; bar.warp.sync -1; @%p1 bra $other;\n\
+         $spin: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r5], 0; @!%p2 bra $spin; st.global.u32 [%rd1], %r3; bra.uni $end;\n\
+         $other: mov.u32 %r6, 0; $work: add.u32 %r6, %r6, 1; setp.lt.u32 %p3, %r6, 30000; @%p3 bra $work; mbarrier.arrive.shared::cta.b64 %rd4, [%r5];\n\
+         st.global.u32 [%rd3], %r6; $end: mov.u32 %r7, 0;"
+    );
+    assert_eq!(words(&module(OUT, ".shared .align 8 .b8 box[8];", &barrier), 1, 2, 2).unwrap(), [2, 30000]);
+}
+
+#[test]
+fn names_are_those_of_their_braces() {
+    // The same labels and registers twice, as assembly of C++ has them.
+    let body = format!(
+        "{PLACE} mov.u32 %r5, 0; .reg .b32 t<3>; mov.u32 t1, 100;\n\
+         {{ .reg .b32 t<3>; mov.u32 t1, 0; again: add.u32 t1, t1, 1; setp.lt.u32 %p1, t1, 3; @%p1 bra again; @!%p1 bra done; add.u32 %r5, %r5, 50; done: add.u32 %r5, %r5, t1; }}\n\
+         {{ .reg .b32 t<3>; mov.u32 t1, 0; again: add.u32 t1, t1, 1; setp.lt.u32 %p1, t1, 5; @%p1 bra again; {{ @!%p1 bra done; }} add.u32 %r5, %r5, 50; done: add.u32 %r5, %r5, t1; }}\n\
+         add.u32 %r5, %r5, t1; st.global.u32 [%rd3], %r5;"
+    );
+    assert_eq!(words(&module(OUT, "", &body), 1, 32, 32).unwrap(), vec![108; 32]);
 }

@@ -26,7 +26,8 @@ pub(super) fn known(base: &str, mods: &[&str]) -> bool {
     let plain = |words: &[&str]| {
         types == 1 && kind(of).is_some() && mods[..mods.len() - 1].iter().all(|word| words.contains(word))
     };
-    let hint = |word: &str| word.starts_with("L1::") || (word.starts_with("L2::") && word != "L2::cache_hint");
+    // A policy is an operand more, which is passed over.
+    let hint = |word: &str| word.starts_with("L1::") || word.starts_with("L2::");
     let memory = |words: &[&str]| {
         types == 1
             && kind(of).is_some_and(|kind| kind != super::operation::Type::Pred)

@@ -184,11 +184,11 @@ impl Warp {
                 let first = self.live.trailing_zeros() as usize;
                 let id = block.numbered(self.get32(*id)[first])?;
                 let threads = threads.map(|t| self.get32(t)[first]);
-                if *arrive {
-                    block.arrive_only(id, threads)?;
-                    return Ok(Flow::Next);
+                if *arrive && threads.is_none() {
+                    return Err("bar.arrive without a number of threads".into());
                 }
-                return Ok(Flow::Stop(Stop::Barrier { id, threads }));
+                let phase = block.arrive(id, threads, [0; 2]);
+                return Ok(if *arrive { Flow::Next } else { Flow::Stop(Stop::Barrier { id, phase }) });
             }
             Op::BarReduce { k, d, id, threads, a } => {
                 if mask != self.live {
@@ -198,11 +198,9 @@ impl Warp {
                 let id = block.numbered(self.get32(*id)[first])?;
                 let threads = threads.map(|t| self.get32(t)[first]);
                 let set = (self.guard(*a) & mask).count_ones();
-                let meeting = block.meetings.entry(id).or_default();
-                meeting.set += set;
-                meeting.asked += mask.count_ones();
+                let phase = block.arrive(id, threads, [mask.count_ones(), set]);
                 self.learns = Some((*k, *d));
-                return Ok(Flow::Stop(Stop::Barrier { id, threads }));
+                return Ok(Flow::Stop(Stop::Barrier { id, phase }));
             }
             Op::BarWarp { mask: members } => {
                 if self.absent(mask, *members) {
