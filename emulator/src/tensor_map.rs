@@ -91,6 +91,17 @@ impl TensorMap {
         require(self.oob_fill == 0 || matches!(self.data_type, 6..=12), "NaN fills floats alone")
     }
 
+    /// What copies of boxes here are made for: matrices of whole elements, with zeros outside.
+    pub fn plain_matrix(&self) -> Result<(), String> {
+        let plain = self.rank == 2
+            && self.interleave == 0
+            && self.swizzle <= 3
+            && self.oob_fill == 0
+            && self.element_strides[..2] == [1, 1]
+            && self.element_bytes().is_some();
+        if plain { Ok(()) } else { Err(format!("this tensor map is not known here: {self:?}")) }
+    }
+
     /// The bytes that a kernel takes as a `const __grid_constant__` parameter.
     pub fn to_bytes(&self) -> [u8; 128] {
         let mut bytes = Vec::with_capacity(128);
@@ -167,6 +178,20 @@ mod tests {
         for map in [CODES, all] {
             map.check().unwrap();
             assert_eq!(TensorMap::from_bytes(&map.to_bytes()), Some(map));
+        }
+    }
+
+    #[test]
+    fn boxes_of_others_are_told() {
+        CODES.plain_matrix().unwrap();
+        for other in [
+            TensorMap { rank: 3, dims: [7168, 2112, 2, 0, 0], ..CODES },
+            TensorMap { element_strides: [1, 2, 0, 0, 0], ..CODES },
+            TensorMap { data_type: 7, oob_fill: 1, ..CODES },
+            TensorMap { swizzle: 4, ..CODES },
+            TensorMap { data_type: 13, ..CODES },
+        ] {
+            assert!(other.plain_matrix().is_err(), "{other:?}");
         }
     }
 

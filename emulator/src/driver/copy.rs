@@ -37,14 +37,21 @@ impl Copy2d {
     fn copy(&self, state: &State) -> Outcome<Copy> {
         let side = |kind, host: u64, device: u64, x: usize, y: usize, pitch: usize| {
             let pitch = if pitch == 0 { self.width } else { pitch };
-            let offset = (y * pitch + x) as u64;
-            if pitch < x + self.width && self.height > 1 {
+            let offset = y.checked_mul(pitch).and_then(|rows| rows.checked_add(x)).ok_or(INVALID_VALUE)? as u64;
+            if x.checked_add(self.width).is_none_or(|end| pitch < end) && self.height > 1 {
                 return Err(INVALID_VALUE);
             }
+            // No side may end beyond all addresses.
+            let behind = self.height.saturating_sub(1).checked_mul(pitch).and_then(|rows| rows.checked_add(self.width));
+            let behind = behind.ok_or(INVALID_VALUE)? as u64;
+            let at = |base: u64| {
+                let start = base.checked_add(offset).ok_or(INVALID_VALUE)?;
+                start.checked_add(behind).map(|_| start).ok_or(INVALID_VALUE)
+            };
             match kind {
-                HOST => Ok((Place::Host(host + offset), pitch)),
-                DEVICE => Ok((Place::Device(device + offset), pitch)),
-                UNIFIED => Ok((state.place(device + offset), pitch)),
+                HOST => Ok((Place::Host(at(host)?), pitch)),
+                DEVICE => Ok((Place::Device(at(device)?), pitch)),
+                UNIFIED => Ok((state.place(at(device)?), pitch)),
                 _ => Err(NOT_SUPPORTED),
             }
         };
@@ -236,4 +243,41 @@ pub unsafe extern "C" fn cuMemsetD8_v2(address: u64, value: u8, count: usize) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD32_v2(address: u64, value: u32, count: usize) -> Code {
     at_once(|_| Ok(fill(address, &value.to_le_bytes(), count)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_side_wraps_around() {
+        let plain = || Copy2d {
+            from_x: 0,
+            from_y: 0,
+            from_type: HOST,
+            from_host: 0x1000,
+            from_device: 0,
+            from_array: 0,
+            from_pitch: 64,
+            to_x: 0,
+            to_y: 0,
+            to_type: HOST,
+            to_host: 0x9000,
+            to_device: 0,
+            to_array: 0,
+            to_pitch: 64,
+            width: 64,
+            height: 2,
+        };
+        assert!(plain().copy(&State::default()).is_ok());
+        for bad in [
+            Copy2d { from_y: usize::MAX / 2, ..plain() },
+            Copy2d { to_x: usize::MAX, ..plain() },
+            Copy2d { width: usize::MAX, from_x: 1, ..plain() },
+            Copy2d { height: usize::MAX, ..plain() },
+            Copy2d { to_host: u64::MAX - 64, ..plain() },
+        ] {
+            assert!(bad.copy(&State::default()).is_err());
+        }
+    }
 }

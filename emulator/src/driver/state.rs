@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::capture::Capture;
@@ -120,13 +121,20 @@ impl DerefMut for Turn {
     }
 }
 
-/// A call: alone with the state, and refused behind an error of earlier work.
+/// A call: alone with the state, and refused behind an error of earlier work. A panic, which must not pass through functions that C
+/// calls, is such an error.
 pub fn call(run: impl FnOnce(&mut Turn) -> Outcome) -> Code {
     let mut turn = Turn::take();
-    code(match turn.sticky {
-        Some(error) => Err(error),
-        None => run(&mut turn),
-    })
+    if let Some(error) = turn.sticky {
+        return error;
+    }
+    let ran = catch_unwind(AssertUnwindSafe(|| run(&mut turn)));
+    code(ran.unwrap_or_else(|_| {
+        eprintln!("PTX emulator: the driver panicked");
+        // A wait that was torn gave the lock away.
+        let mut turn = if turn.0.is_some() { turn } else { Turn::take() };
+        Err(turn.fail(UNKNOWN))
+    }))
 }
 
 /// A [`call`] that needs a current context.

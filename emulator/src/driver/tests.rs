@@ -387,3 +387,12 @@ fn memory_is_checked() {
     assert_eq!(set(a, 1, stream), INVALID_VALUE, "freed");
     assert_eq!(used(), before);
 }
+
+#[test]
+fn panics_are_errors() {
+    let _one = alone();
+    assert_eq!(super::state::call(|_| panic!("on purpose")), UNKNOWN);
+    assert_eq!(super::state::call(|_| Ok(())), UNKNOWN, "it stays");
+    super::state::Turn::take().sticky = None;
+    assert_eq!(super::state::call(|_| Ok(())), SUCCESS);
+}

@@ -323,8 +323,10 @@ fn statements<'a>(
     calls: &mut Calls<'a>,
 ) -> Result<(), String> {
     let mut cursor = Cursor { tokens: function.body, at: 0 };
-    let mut labels: HashMap<&str, u32> = HashMap::new();
-    let mut branches: Vec<(usize, &str)> = Vec::new();
+    // Labels by the braces that they are in, and branches with all braces around them.
+    let mut labels: HashMap<(u32, &str), u32> = HashMap::new();
+    let mut branches: Vec<(usize, &str, Vec<u32>)> = Vec::new();
+    let (mut around, mut braces) = (vec![0], 0);
     let mut before = Vec::new();
     names.scopes = vec![HashMap::new()];
     names.ranges.clear();
@@ -342,12 +344,17 @@ fn statements<'a>(
         match word {
             "{" => {
                 names.scopes.push(HashMap::new());
-                before.push(names.local);
+                before.push((names.local, names.ranges.len()));
+                braces += 1;
+                around.push(braces);
             }
             "}" => {
                 names.scopes.pop();
+                around.pop();
                 // What a call's parameters lay in is free for the next one's.
-                names.local = before.pop().unwrap_or(names.local);
+                let ranges;
+                (names.local, ranges) = before.pop().unwrap_or((names.local, 0));
+                names.ranges.truncate(ranges);
             }
             ";" => {}
             ".reg" => names.declare(&mut cursor)?,
@@ -370,7 +377,7 @@ fn statements<'a>(
             }
             _ if cursor.peek() == ":" => {
                 cursor.next();
-                labels.insert(word, code.len() as u32);
+                labels.insert((around.last().copied().unwrap_or(0), word), code.len() as u32);
             }
             _ => {
                 let mut opcode = word;
@@ -383,7 +390,7 @@ fn statements<'a>(
                     opcode = cursor.next();
                 }
                 if opcode == "bra" || opcode == "bra.uni" {
-                    branches.push((code.len(), cursor.next()));
+                    branches.push((code.len(), cursor.next(), around.clone()));
                     cursor.expect(";")?;
                     code.push(Instruction { guard, op: Op::Nop, line });
                 } else if opcode == "call" || opcode == "call.uni" {
@@ -418,8 +425,9 @@ fn statements<'a>(
     }
     // What its calls pass lies behind all that callers have: they are at work still.
     names.local = names.peak;
-    for (at, label) in branches {
-        let to = *labels.get(label).ok_or_else(|| format!("line {}: label {label} is not there", code[at].line))?;
+    for (at, label, around) in branches {
+        let place = around.iter().rev().find_map(|&brace| labels.get(&(brace, label)));
+        let to = *place.ok_or_else(|| format!("line {}: label {label} is not there", code[at].line))?;
         code[at].op = Op::Bra { to };
     }
     if number_of != u32::MAX {

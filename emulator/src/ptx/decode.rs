@@ -2,6 +2,8 @@
 
 use super::body::Operand;
 use super::decode_async::asynchronous;
+use super::decode_convert::convert;
+use super::modifiers::known;
 use super::operation::*;
 
 /// A type by its name in an opcode.
@@ -236,7 +238,7 @@ fn narrow(base: &str, mods: &[&str], of: Type) -> Option<K32> {
                 K32::MulHiU
             }
         }
-        ("mul" | "mul24", _) if has("lo") => K32::MulLo,
+        ("mul", _) if has("lo") => K32::MulLo,
         ("mad", _) if has("lo") => K32::Mad,
         ("div", _) => {
             if signed {
@@ -367,10 +369,18 @@ fn wide(base: &str, mods: &[&str], of: Type) -> Option<K64> {
     })
 }
 
+/// How many numbers a load or a store has.
+fn parts_of(mods: &[&str]) -> usize {
+    if mods.contains(&"v4") { 4 } else { 1 + usize::from(mods.contains(&"v2")) }
+}
+
 /// `None`: not known.
 pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Option<Op> {
     let words: Vec<&str> = opcode.split('.').collect();
     let (base, mods) = (words[0], &words[1..]);
+    if !known(base, mods) {
+        return None;
+    }
     if let Some(op) = asynchronous(base, mods, operands) {
         return Some(op);
     }
@@ -385,10 +395,18 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
             return Some(Op::Nop);
         }
         "ld" | "ldu" => {
-            let d = at(0)?.parts().iter().map(Operand::register).collect::<Option<_>>()?;
+            let d = at(0)?.parts().iter().map(Operand::register).collect::<Option<Vec<_>>>()?;
+            if d.len() != parts_of(mods) {
+                return None;
+            }
             return Some(Op::Load { space: space(mods), at: at(1)?.address()?, of: of?, d });
         }
+        // One that came by [`asynchronous`].
+        "st" if mods.contains(&"async") => return None,
         "st" => {
+            if at(1)?.parts().len() != parts_of(mods) {
+                return None;
+            }
             let wide = of?.wide();
             let a = at(1)?.parts().iter().map(|o| o.source(wide)).collect::<Option<_>>()?;
             return Some(Op::Store { space: space(mods), at: at(0)?.address()?, of: of?, a });
@@ -413,7 +431,10 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
             let d = if first == 1 { Some(at(0)?.register()?) } else { None };
             let wide = of?.wide();
             let parts = operands[first + 1..].iter().flat_map(Operand::parts);
-            let a = parts.map(|o| o.source(wide)).collect::<Option<_>>()?;
+            let a = parts.map(|o| o.source(wide)).collect::<Option<Vec<_>>>()?;
+            if a.len() != if k == Atomic::Cas { 2 } else { parts_of(mods) } {
+                return None;
+            }
             return Some(Op::Atom { space: space(mods), at: at(first)?.address()?, of: of?, k, d, a });
         }
         "cvta" => {
@@ -470,6 +491,7 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
     if base == "mov" {
         let bits = of.bytes() as u32 * 8;
         match (at(0)?, at(1)?) {
+            (Operand::Vector(parts), _) | (_, Operand::Vector(parts)) if parts.is_empty() => return None,
             (Operand::Vector(parts), a) => {
                 let d = parts.iter().map(Operand::register).collect::<Option<Vec<_>>>()?;
                 return Some(Op::Unpack { bits: bits / d.len() as u32, d, a: a.source(of.wide())? });
@@ -489,9 +511,21 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
     if mods.contains(&"wide") {
         let (a, b) = (at(1)?.s32()?, at(2)?.s32()?);
         if of.bytes() == 2 {
-            let k = if base == "mad" { K32::Mad } else { K32::MulLo };
+            let k = match (base, of.signed()) {
+                ("mad", false) => K32::MadWide16U,
+                ("mad", true) => K32::MadWide16S,
+                (_, false) => K32::MulWide16U,
+                (_, true) => K32::MulWide16S,
+            };
             let c = if base == "mad" { at(3)?.s32()? } else { S32::I(0) };
-            return Some(Op::A32 { k, d: at(0)?.r32()?, s: [a, b, c, S32::I(0)], small: 0, signed: false });
+            return Some(Op::A32 {
+                k,
+                d: at(0)?.r32()?,
+                s: [a, b, c, S32::I(0)],
+                small: 0,
+                signed: false,
+                flush: false,
+            });
         }
         let add = if base == "mad" { Some(at(3)?.s64()?) } else { None };
         return Some(Op::MulWide { d: at(0)?.r64()?, a, b, add, signed: of.signed() });
@@ -515,6 +549,7 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
         return Some(Op::A64 { k, d, s, place });
     }
     let k = narrow(base, mods, of)?;
+    let d = at(0)?.r32()?;
     let mut s = [S32::I(0); 4];
     for (n, source) in s.iter_mut().enumerate().take(operands.len() - 1) {
         *source = at(n + 1)?.s32()?;
@@ -528,61 +563,5 @@ pub(super) fn decode(opcode: &str, operands: &[Operand], function: u32) -> Optio
         // The table is the fifth operand; three sources, and this in the place of a fourth.
         s[3] = at(4)?.s32()?;
     }
-    Some(Op::A32 { k, d: at(0)?.r32()?, s, small, signed: of.signed() })
-}
-
-/// Pairs of numbers to pairs of codes and back, and single numbers.
-fn convert(mods: &[&str], operands: &[Operand]) -> Option<Op> {
-    let at = |n: usize| operands.get(n);
-    let has = |word: &str| mods.contains(&word);
-    let [.., to, from] = mods else { return None };
-    let pair = match (*to, *from) {
-        ("bf16x2", "f32") => Some(K32::PairBf16),
-        ("f16x2", "f32") => Some(K32::PairF16),
-        ("e4m3x2", "f32") => Some(K32::PairE4m3),
-        ("e5m2x2", "f32") => Some(K32::PairE5m2),
-        ("e2m1x2", "f32") => Some(K32::PairE2m1),
-        ("ue8m0x2", "f32") if has("rp") => Some(K32::PairUe8m0),
-        ("f16x2", "e4m3x2") => Some(K32::F16x2OfE4m3),
-        ("f16x2", "e5m2x2") => Some(K32::F16x2OfE5m2),
-        ("f16x2", "e2m1x2") => Some(K32::F16x2OfE2m1),
-        ("bf16x2", "ue8m0x2") => Some(K32::Bf16x2OfUe8m0),
-        _ => None,
-    };
-    if let Some(k) = pair {
-        if has("relu") || has("rz") {
-            return None;
-        }
-        let second = at(2).map_or(Some(S32::I(0)), Operand::s32)?;
-        return Some(Op::A32 {
-            k,
-            d: at(0)?.r32()?,
-            s: [at(1)?.s32()?, second, S32::I(0), S32::I(0)],
-            small: 0,
-            signed: false,
-        });
-    }
-    let (to, from) = (kind(to)?, kind(from)?);
-    let rounding = mods.iter().find_map(|word| {
-        Some(match *word {
-            "rn" => Rounding::Nearest,
-            "rz" => Rounding::Zero,
-            "rp" => Rounding::Up,
-            "rm" => Rounding::Down,
-            "rni" => Rounding::IntegerNearest,
-            "rzi" => Rounding::IntegerZero,
-            "rpi" => Rounding::IntegerUp,
-            "rmi" => Rounding::IntegerDown,
-            _ => return None,
-        })
-    });
-    let rounding = rounding.unwrap_or(Rounding::Nearest);
-    Some(Op::Convert {
-        to,
-        from,
-        rounding,
-        saturate: has("sat"),
-        d: at(0)?.register()?,
-        a: at(1)?.source(from.wide())?,
-    })
+    Some(Op::A32 { k, d, s, small, signed: of.signed(), flush: mods.contains(&"ftz") })
 }

@@ -109,8 +109,19 @@ pub(super) fn asynchronous(base: &str, mods: &[&str], operands: &[Operand]) -> O
             Some(Op::Mma { of, d, a, b: all32(at(2)?)?.try_into().ok()?, c: all32(at(3)?)?.try_into().ok()? })
         }
         "wgmma" => wgmma(mods, operands),
-        "ldmatrix" => Some(Op::LoadMatrix { d: registers(at(0)?)?, at: at(1)?.address()?, transposed: has("trans") }),
-        "stmatrix" => Some(Op::StoreMatrix { a: all32(at(1)?)?, at: at(0)?.address()?, transposed: has("trans") }),
+        "ldmatrix" | "stmatrix" => {
+            let numbers = if base == "ldmatrix" { at(0)? } else { at(1)? }.parts().len();
+            let expected = [("x1", 1), ("x2", 2), ("x4", 4)].into_iter().find(|(word, _)| has(word))?.1;
+            if numbers != expected {
+                return None;
+            }
+            let transposed = has("trans");
+            Some(if base == "ldmatrix" {
+                Op::LoadMatrix { d: registers(at(0)?)?, at: at(1)?.address()?, transposed }
+            } else {
+                Op::StoreMatrix { a: all32(at(1)?)?, at: at(0)?.address()?, transposed }
+            })
+        }
         "cp" => copies(mods, operands),
         "mbarrier" => {
             if has("init") {
@@ -120,6 +131,10 @@ pub(super) fn asynchronous(base: &str, mods: &[&str], operands: &[Operand]) -> O
                 return Some(Op::Nop);
             }
             if has("arrive") {
+                // A number of arrivals would be one more.
+                if operands.len() != if has("expect_tx") { 3 } else { 2 } {
+                    return None;
+                }
                 let expect = if has("expect_tx") { Some(at(2)?.s32()?) } else { None };
                 return Some(Op::BarrierArrive { at: at(1)?.address()?, cluster: has("shared::cluster"), expect });
             }
@@ -154,7 +169,7 @@ fn wgmma(mods: &[&str], operands: &[Operand]) -> Option<Op> {
         return None;
     }
     // Signs of 1, and B along k.
-    let mut signs = operands[4..].iter().map(|o| matches!(o, Operand::Literal(1)));
+    let mut signs = operands.get(4..)?.iter().map(|o| matches!(o, Operand::Literal(1)));
     if !(signs.next()? && signs.next()?) || operands.get(6).is_some_and(|o| !matches!(o, Operand::Literal(0))) {
         return None;
     }
@@ -169,14 +184,11 @@ fn wgmma(mods: &[&str], operands: &[Operand]) -> Option<Op> {
     {
         return None;
     }
-    Some(Op::Wgmma {
-        of,
-        columns: columns.parse().ok()?,
-        d: registers(at(0)?)?,
-        a,
-        b: at(2)?.s64()?,
-        add: at(3)?.guard()?,
-    })
+    let (columns, d) = (columns.parse().ok()?, registers(at(0)?)?);
+    if !(8..=256).contains(&columns) || columns % 8 != 0 || d.len() != columns as usize / 2 {
+        return None;
+    }
+    Some(Op::Wgmma { of, columns, d, a, b: at(2)?.s64()?, add: at(3)?.guard()? })
 }
 
 fn copies(mods: &[&str], operands: &[Operand]) -> Option<Op> {
@@ -204,7 +216,7 @@ fn copies(mods: &[&str], operands: &[Operand]) -> Option<Op> {
                 }
                 _ => None,
             };
-            if mods[3] == "global" {
+            if mods.get(4) == Some(&"global") {
                 let (map, coordinates) = of_map(at(0)?)?;
                 return Some(Op::StoreBox { map, at: coordinates, from: at(1)?.address()? });
             }
@@ -232,7 +244,7 @@ fn copies(mods: &[&str], operands: &[Operand]) -> Option<Op> {
         return Some(Op::CopyWait { pending: literal(at(0)?)? });
     }
     if has("wait_all") {
-        return Some(Op::CopyWait { pending: 0 });
+        return Some(Op::CopyWaitAll);
     }
     if space(mods) != Space::Shared {
         return None;
@@ -241,5 +253,8 @@ fn copies(mods: &[&str], operands: &[Operand]) -> Option<Op> {
         Some(operand) => Some(operand.s32()?),
         None => None,
     };
+    if !matches!(literal(at(2)?)?, 4 | 8 | 16) {
+        return None;
+    }
     Some(Op::CopyAsync { to: at(0)?.address()?, from: at(1)?.address()?, bytes: literal(at(2)?)?, read })
 }

@@ -10,6 +10,11 @@ pub(crate) enum K32 {
     MulHiU,
     MulHiS,
     Mad,
+    /// 32 bits of 16-bit factors.
+    MulWide16U,
+    MulWide16S,
+    MadWide16U,
+    MadWide16S,
     DivU,
     DivS,
     RemU,

@@ -3,7 +3,9 @@
 mod body;
 mod decode;
 mod decode_async;
+mod decode_convert;
 pub(crate) mod kinds;
+mod modifiers;
 pub(crate) mod operation;
 mod tokens;
 
@@ -225,7 +227,7 @@ impl Module {
                         initialize(&mut cursor, &mut words, element)?;
                     }
                     cursor.expect(";")?;
-                    globals.insert(name, Global::Memory(words.as_ptr() as u64));
+                    globals.insert(name, Global::Memory(words.as_mut_ptr() as u64));
                     variables.push(words);
                 }
                 ".shared" => {

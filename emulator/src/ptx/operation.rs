@@ -170,6 +170,8 @@ pub(crate) enum Op {
         s: [S32; 4],
         small: u8,
         signed: bool,
+        /// Subnormal FP32 sources and results are zeros.
+        flush: bool,
     },
     A64 {
         k: K64,
@@ -387,6 +389,8 @@ pub(crate) enum Op {
     CopyWait {
         pending: u32,
     },
+    /// For all, those that no group has among them.
+    CopyWaitAll,
     CopyArrive {
         at: Address,
     },

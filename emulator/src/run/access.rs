@@ -34,22 +34,26 @@ impl Warp {
         bytes: usize,
     ) -> Result<Bytes, String> {
         let space = match space {
-            Space::Generic if address >> 52 == SHARED_BASE >> 52 => Space::Shared,
+            Space::Generic if address >> 52 == SHARED_BASE >> 52 => Space::SharedCluster,
             Space::Generic if address >> 52 == LOCAL_BASE >> 52 => Space::Local,
             Space::Generic if address >> 52 == PARAM_BASE >> 52 => Space::Param,
             Space::Generic => Space::Global,
             space => space,
         };
         let own = |at: u64| {
-            if at as usize + bytes > self.local_bytes {
+            if at.checked_add(bytes as u64).is_none_or(|end| end > self.local_bytes as u64) {
                 return Err(format!("{bytes} bytes at {at:#x} of a thread's own memory of {} bytes", self.local_bytes));
+            }
+            if !at.is_multiple_of(bytes as u64) {
+                return Err(format!("address {at:#x} of a thread's own memory is no multiple of {bytes}"));
             }
             Ok(Bytes::Local(lane * self.local_bytes + at as usize))
         };
         match space {
             Space::Shared | Space::SharedCluster => {
                 let at = if address >> 52 == SHARED_BASE >> 52 { address - SHARED_BASE } else { address };
-                let (rank, at) = block.shared_place(at, bytes)?;
+                let (rank, at) =
+                    if space == Space::Shared { block.own_place(at, bytes) } else { block.shared_place(at, bytes) }?;
                 Ok(Bytes::Shared { rank, at })
             }
             Space::Local => own(if address >= LOCAL_BASE { address - LOCAL_BASE } else { address }),
@@ -57,7 +61,7 @@ impl Warp {
             Space::Param if address < PARAM_BASE => own(address),
             Space::Param => {
                 let at = (address - PARAM_BASE) as usize;
-                if at + bytes > block.launch.parameters.len() {
+                if at + bytes > block.launch.parameters.len() || !at.is_multiple_of(bytes) {
                     return Err(format!(
                         "{bytes} bytes at {at} of {} bytes of parameters",
                         block.launch.parameters.len()
@@ -70,7 +74,7 @@ impl Warp {
                     return Err(format!("address {address:#x} is no multiple of {bytes}"));
                 }
                 let (start, length) = self.last;
-                if address < start || address - start + bytes as u64 > length {
+                if address < start || length < bytes as u64 || address - start > length - bytes as u64 {
                     self.last = block.allocation(address, bytes)?;
                 }
                 Ok(Bytes::Memory(address as *mut u8))
@@ -181,6 +185,12 @@ impl Warp {
         // Of several numbers, each with the next address: an addition that gives nothing back.
         let numbers = if k == Atomic::Cas { 1 } else { values.len() };
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
+            if !addresses[l].is_multiple_of((size * numbers) as u64) {
+                return Err(format!(
+                    "address {:#x} of {numbers} numbers of {size} bytes is no multiple of all",
+                    addresses[l]
+                ));
+            }
             for n in 0..numbers {
                 let bytes = self.bytes_at(block, l, space, addresses[l] + (n * size) as u64, size)?;
                 let old = self.read(block, &bytes, size);

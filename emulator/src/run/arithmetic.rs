@@ -17,15 +17,19 @@ fn floats(s: &[Lanes32; 4], work: impl Fn(f32, f32) -> f32) -> Lanes32 {
     two(s, |a, b| bits(work(f(a), f(b))))
 }
 
+/// Subnormal numbers as zeros of their sign.
+pub(super) fn flushed(s: &Lanes32) -> Lanes32 {
+    one(s, |a| if a & 0x7F80_0000 == 0 { a & 0x8000_0000 } else { a })
+}
+
 /// How many of the four sources count.
 pub(super) fn sources(k: K32) -> usize {
     use K32::*;
     match k {
         Mov | Not | Neg | AbsS | Popc | Clz | Brev | Bfind | BfindShift | BfindS | BfindShiftS | FAbs | FNeg | FRcp
         | FSqrt | FRsqrt | FEx2 | FLg2 | FTanh | F16x2OfE4m3 | F16x2OfE5m2 | F16x2OfE2m1 | Bf16x2OfUe8m0 => 1,
-        Mad | ShfLWrap | ShfRWrap | ShfLClamp | ShfRClamp | Prmt | BfeU | BfeS | FFma | HFma2 | BFma2 | HFma | BFma => {
-            3
-        }
+        Mad | MadWide16U | MadWide16S | ShfLWrap | ShfRWrap | ShfLClamp | ShfRClamp | Prmt | BfeU | BfeS | FFma
+        | HFma2 | BFma2 | HFma | BFma => 3,
         Bfi | Lop3 => 4,
         _ => 2,
     }
@@ -73,8 +77,12 @@ pub(super) fn work32(k: K32, s: &[Lanes32; 4]) -> Lanes32 {
         MulHiU => two(s, |a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
         MulHiS => two(s, |a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32),
         Mad => three(s, |a, b, c| a.wrapping_mul(b).wrapping_add(c)),
+        MulWide16U => two(s, |a, b| (a & 0xFFFF) * (b & 0xFFFF)),
+        MulWide16S => two(s, |a, b| (i32::from(a as i16) * i32::from(b as i16)) as u32),
+        MadWide16U => three(s, |a, b, c| ((a & 0xFFFF) * (b & 0xFFFF)).wrapping_add(c)),
+        MadWide16S => three(s, |a, b, c| ((i32::from(a as i16) * i32::from(b as i16)) as u32).wrapping_add(c)),
         DivU => two(s, |a, b| a.checked_div(b).unwrap_or(u32::MAX)),
-        DivS => two(s, |a, b| (a as i32).checked_div(b as i32).unwrap_or(-1) as u32),
+        DivS => two(s, |a, b| if b == 0 { u32::MAX } else { (a as i32).wrapping_div(b as i32) as u32 }),
         RemU => two(s, |a, b| a.checked_rem(b).unwrap_or(a)),
         RemS => two(s, |a, b| (a as i32).checked_rem(b as i32).unwrap_or(0) as u32),
         MinU => two(s, u32::min),
@@ -202,7 +210,7 @@ pub(super) fn work64(k: K64, s: &[Lanes64; 3], place: &[Lanes32; 2]) -> Lanes64 
         MulHiU => two(&|a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64),
         Mad => std::array::from_fn(|l| s[0][l].wrapping_mul(s[1][l]).wrapping_add(s[2][l])),
         DivU => two(&|a, b| a.checked_div(b).unwrap_or(u64::MAX)),
-        DivS => two(&|a, b| (a as i64).checked_div(b as i64).unwrap_or(-1) as u64),
+        DivS => two(&|a, b| if b == 0 { u64::MAX } else { (a as i64).wrapping_div(b as i64) as u64 }),
         RemU => two(&|a, b| a.checked_rem(b).unwrap_or(a)),
         RemS => two(&|a, b| (a as i64).checked_rem(b as i64).unwrap_or(0) as u64),
         MinU => two(&u64::min),
@@ -296,7 +304,8 @@ pub(super) fn convert(to: Type, from: Type, rounding: Rounding, saturate: bool, 
     if !from.float() && !to.float() {
         let value = extended(from, value);
         if !saturate {
-            return Some(extended(to, value) & if to.bytes() < 4 { (1 << (8 * to.bytes())) - 1 } else { u64::MAX });
+            // Registers that are wider are filled with the sign; who reads fewer bits takes only those.
+            return Some(extended(to, value));
         }
         let (low, high): (i128, i128) = match to.signed() {
             true => (-(1 << (8 * to.bytes() - 1)), (1 << (8 * to.bytes() - 1)) - 1),
@@ -315,18 +324,21 @@ pub(super) fn convert(to: Type, from: Type, rounding: Rounding, saturate: bool, 
         };
         // As the hardware: to the nearest that there is, NaN to 0.
         return Some(match to {
-            Type::S32 => rounded as i32 as u32 as u64,
+            Type::S32 => rounded as i32 as u64,
             Type::U32 => u64::from(rounded as u32),
             Type::S64 => rounded as i64 as u64,
             Type::U64 => rounded as u64,
-            Type::S16 => rounded as i16 as u16 as u64,
+            Type::S16 => rounded as i16 as u64,
             Type::U16 => u64::from(rounded as u16),
             Type::U8 => u64::from(rounded as u8),
-            Type::S8 => rounded as i8 as u8 as u64,
+            Type::S8 => rounded as i8 as u64,
             _ => return None,
         });
     }
-    // Integers of 64 bits are rounded once, by their own conversion.
+    // Integers of 64 bits are rounded once, by their own conversion, which is to the nearest; a double keeps all others whole.
+    if !from.float() && from.wide() && (rounding != Nearest || to == Type::Bf16) {
+        return None;
+    }
     let exact = float_of(from, value);
     let integer = |value: f64| match rounding {
         IntegerNearest => value.round_ties_even(),
@@ -349,7 +361,7 @@ pub(super) fn convert(to: Type, from: Type, rounding: Rounding, saturate: bool, 
             if !from.float() {
                 let wide = extended(from, value);
                 let nearest = if from.signed() { wide as i64 as f32 } else { wide as f32 };
-                return directed(nearest, exact, rounding).map(|v| u64::from(bits(v)));
+                return directed(nearest, exact, rounding).map(|v| u64::from(bits(clamp(v.into()) as f32)));
             }
             let value = clamp(integer(exact));
             directed(value as f32, value, rounding).map(|v| u64::from(bits(v)))

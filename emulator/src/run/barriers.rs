@@ -49,7 +49,11 @@ impl Block<'_> {
         if before.wanted == 0 || before.wanted == MOST {
             return Err(format!("the barrier at {at:#x} is not initialized"));
         }
-        word.copy_from_slice(&change(before)?.moved().word().to_le_bytes());
+        let after = change(before)?;
+        if after.bytes.unsigned_abs() >= 1 << 20 {
+            return Err(format!("the barrier at {at:#x} waits for {} bytes: it can for less than 2^20", after.bytes));
+        }
+        word.copy_from_slice(&after.moved().word().to_le_bytes());
         Ok(())
     }
 
@@ -69,7 +73,7 @@ impl Warp {
     ) -> Result<(), String> {
         let (addresses, count) = (self.addresses(at), self.get32(count));
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
-            let (rank, place) = block.shared_place(addresses[l], 8)?;
+            let (rank, place) = block.own_place(addresses[l], 8)?;
             if count[l] == 0 || count[l] >= MOST {
                 return Err(format!("a barrier of {} arrivals", count[l]));
             }

@@ -7,15 +7,38 @@ use crate::launch::Launch;
 use crate::ptx::{Kernel, SHARED_FIRST};
 
 /// A barrier of a block.
-#[derive(Default, Clone, Copy, Debug)]
+#[derive(Default, Clone, Debug)]
 pub(super) struct Meeting {
-    /// Threads that have come, those that did not stay among them.
+    /// How often all have come.
+    pub(super) phase: u64,
+    /// Threads that have come since, those that did not stay among them.
     pub(super) arrived: u32,
     /// How many it waits for, where an instruction says so.
     pub(super) threads: Option<u32>,
     /// Of those that say something, how many there are and of how many it holds.
-    pub(super) asked: u32,
-    pub(super) set: u32,
+    asked: u32,
+    set: u32,
+    /// The same of phases that are over, for those that wait behind them.
+    over: Vec<(u64, [u32; 2])>,
+}
+
+impl Meeting {
+    /// All are there.
+    pub(super) fn complete(&mut self) {
+        self.over.push((self.phase, [self.asked, self.set]));
+        (self.arrived, self.threads, self.asked, self.set) = (0, None, 0, 0);
+        self.phase += 1;
+    }
+
+    /// What those said who met in a phase.
+    pub(super) fn said(&self, phase: u64) -> [u32; 2] {
+        self.over.iter().find(|(over, _)| *over == phase).map_or([0; 2], |(_, said)| *said)
+    }
+
+    /// Nobody waits behind a phase that is over.
+    pub(super) fn forget(&mut self) {
+        self.over.clear();
+    }
 }
 
 /// What the blocks of a cluster share.
@@ -66,13 +89,21 @@ impl Block<'_> {
         self.cluster.phase
     }
 
-    /// A warp that comes to a barrier and goes on.
-    pub(super) fn arrive_only(&mut self, id: u32, threads: Option<u32>) -> Result<(), String> {
-        let threads = threads.ok_or("bar.arrive without a number of threads")?;
+    /// A warp comes to a barrier, of whose threads so many say something, which holds of so many. Where that is the last that it waits
+    /// for all have met: who comes next comes for the next time. Gives the phase in which it came.
+    pub(super) fn arrive(&mut self, id: u32, threads: Option<u32>, [asked, set]: [u32; 2]) -> u64 {
         let meeting = self.meetings.entry(id).or_default();
+        let phase = meeting.phase;
         meeting.arrived += 32;
-        meeting.threads = Some(threads);
-        Ok(())
+        meeting.asked += asked;
+        meeting.set += set;
+        if threads.is_some() {
+            meeting.threads = threads;
+        }
+        if meeting.threads.is_some_and(|threads| meeting.arrived >= threads) {
+            meeting.complete();
+        }
+        phase
     }
 
     /// Which block's shared memory an address of it names, and the place there.
@@ -98,11 +129,26 @@ impl Block<'_> {
         Ok((rank, at))
     }
 
+    /// As [`Self::shared_place`], of this block alone.
+    pub(super) fn own_place(&self, address: u64, bytes: usize) -> Result<(usize, usize), String> {
+        let (rank, at) = self.shared_place(address, bytes)?;
+        if rank != self.rank {
+            return Err(format!("shared address {address:#x} is another block's, whose memory is only the cluster's"));
+        }
+        Ok((rank, at))
+    }
+
+    /// The barrier of the block that an instruction names.
+    pub(super) fn numbered(&self, id: u32) -> Result<u32, String> {
+        if id < 16 { Ok(id) } else { Err(format!("barrier {id} of a block that has 16")) }
+    }
+
     /// The allocation that holds these bytes.
     pub(super) fn allocation(&self, address: u64, bytes: usize) -> Result<(u64, u64), String> {
         let after = self.memory.partition_point(|&(start, _)| start <= address);
         if let Some(&(start, length)) = after.checked_sub(1).and_then(|n| self.memory.get(n))
-            && address - start + bytes as u64 <= length
+            && length >= bytes as u64
+            && address - start <= length - bytes as u64
         {
             return Ok((start, length));
         }

@@ -38,7 +38,7 @@ impl Warp {
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
             while let Some(copy) = self.copies[l].front() {
                 // Those that no group has are not waited for.
-                if copy.group + pending >= self.groups[l] {
+                if copy.group.saturating_add(pending) >= self.groups[l] {
                     break;
                 }
                 let copy = self.copies[l].pop_front().expect("it was there");
@@ -60,7 +60,7 @@ impl Warp {
 
     fn copy(&mut self, lane: usize, copy: &Pending, block: &mut Block<'_>) -> Result<(), String> {
         let bytes = copy.bytes as usize;
-        let (rank, at) = block.shared_place(copy.to, bytes)?;
+        let (rank, at) = block.own_place(copy.to, bytes)?;
         if copy.read == 0 {
             block.cluster.shared[rank][at..at + bytes].fill(0);
             return Ok(());
@@ -133,7 +133,9 @@ impl Warp {
             let from = self.bytes_at(block, lane, Space::Generic, address + 8 * n as u64, 8)?;
             part.copy_from_slice(&self.read(block, &from, 8).to_le_bytes());
         }
-        TensorMap::from_bytes(&bytes).ok_or_else(|| format!("there is no tensor map at {address:#x}"))
+        let map = TensorMap::from_bytes(&bytes).ok_or_else(|| format!("there is no tensor map at {address:#x}"))?;
+        map.plain_matrix()?;
+        Ok(map)
     }
 
     pub(super) fn copy_box(

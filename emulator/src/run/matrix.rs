@@ -114,7 +114,7 @@ impl Warp {
         for (n, &register) in d.iter().enumerate() {
             let mut matrix = [[0u16; 8]; 8];
             for (row, values) in matrix.iter_mut().enumerate() {
-                let (rank, place) = block.shared_place(addresses[8 * n + row], 16)?;
+                let (rank, place) = block.own_place(addresses[8 * n + row], 16)?;
                 for (column, value) in values.iter_mut().enumerate() {
                     let bytes = &block.cluster.shared[rank][place + 2 * column..][..2];
                     *value = u16::from_le_bytes([bytes[0], bytes[1]]);
@@ -141,7 +141,7 @@ impl Warp {
             let words = self.get32(source);
             let value = |row: usize, column: usize| (words[4 * row + column / 2] >> (16 * (column % 2))) as u16;
             for row in 0..8 {
-                let (rank, place) = block.shared_place(addresses[8 * n + row], 16)?;
+                let (rank, place) = block.own_place(addresses[8 * n + row], 16)?;
                 for column in 0..8 {
                     let value = if transposed { value(column, row) } else { value(row, column) };
                     block.cluster.shared[rank][place + 2 * column..][..2].copy_from_slice(&value.to_le_bytes());
@@ -166,7 +166,7 @@ fn described(block: &Block<'_>, of: Element, descriptor: u64, rows: usize) -> Re
         for part in 0..2 {
             let address = start + row / 8 * stride + row % 8 * 128 + 16 * part;
             let swizzled = address ^ (address >> 7 & 7) << 4;
-            let (rank, at) = block.shared_place(swizzled, 16)?;
+            let (rank, at) = block.own_place(swizzled, 16)?;
             let bytes = &block.cluster.shared[rank][at..at + 16];
             match &table {
                 Some(table) => values.extend(bytes.iter().map(|&code| table[code as usize])),

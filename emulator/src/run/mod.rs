@@ -26,7 +26,8 @@ const IN_VAIN: u32 = 10_000;
 
 enum State {
     Ready,
-    AtBarrier(u32),
+    /// Which, and in which phase.
+    AtBarrier(u32, u64),
     AtCluster,
     Done,
 }
@@ -117,14 +118,7 @@ impl Running {
                     Stop::Turn | Stop::Asks => {}
                     Stop::Done => *state = State::Done,
                     Stop::Cluster => *state = State::AtCluster,
-                    Stop::Barrier { id, threads } => {
-                        *state = State::AtBarrier(id);
-                        let meeting = running.meetings.entry(id).or_default();
-                        meeting.arrived += 32;
-                        if threads.is_some() {
-                            meeting.threads = threads;
-                        }
-                    }
+                    Stop::Barrier { id, phase } => *state = State::AtBarrier(id, phase),
                 }
             }
             running.meet();
@@ -136,7 +130,10 @@ impl Running {
 
     /// Those that wait for the cluster go on once all have arrived, or ended.
     fn meet(&mut self) {
-        let ended = self.blocks.iter().flat_map(|b| &b.warps).filter(|(_, s)| matches!(s, State::Done)).count() as u32;
+        // Those that arrived before they ended are counted already.
+        let phase = self.cluster.phase;
+        let ended = |(warp, state): &&(Warp, State)| matches!(state, State::Done) && warp.arrived != Some(phase);
+        let ended = self.blocks.iter().flat_map(|b| &b.warps).filter(ended).count() as u32;
         let all = self.blocks.iter().map(|b| b.warps.len() as u32).sum::<u32>();
         if self.cluster.arrived > 0 && self.cluster.arrived + ended >= all {
             self.cluster.phase += 1;
@@ -159,7 +156,7 @@ impl Running {
                 let what = match state {
                     State::Done => continue,
                     State::Ready => "asks".to_string(),
-                    State::AtBarrier(id) => format!("is at barrier {id} ({:?})", block.meetings.get(id)),
+                    State::AtBarrier(id, _) => format!("is at barrier {id} ({:?})", block.meetings.get(id)),
                     State::AtCluster => "waits for the cluster".to_string(),
                 };
                 let lane = warp.live.trailing_zeros().min(31) as usize;
@@ -178,16 +175,19 @@ impl RunningBlock {
         let ended = self.warps.iter().filter(|(_, state)| matches!(state, State::Done)).count() as u32;
         let all = 32 * (self.warps.len() as u32 - ended);
         for (&id, meeting) in &mut self.meetings {
-            if meeting.arrived == 0 || meeting.arrived < meeting.threads.unwrap_or(all) {
-                continue;
+            if meeting.arrived > 0 && meeting.arrived >= meeting.threads.unwrap_or(all) {
+                meeting.complete();
             }
-            let Meeting { asked, set, .. } = std::mem::take(meeting);
             for (warp, state) in &mut self.warps {
-                if matches!(state, State::AtBarrier(at) if *at == id) {
+                if let State::AtBarrier(at, phase) = *state
+                    && at == id
+                    && phase < meeting.phase
+                {
                     *state = State::Ready;
-                    warp.learn(asked, set);
+                    warp.learn(meeting.said(phase));
                 }
             }
+            meeting.forget();
         }
     }
 }

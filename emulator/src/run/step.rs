@@ -1,6 +1,6 @@
 //! One instruction, of the lanes of a mask.
 
-use super::arithmetic::{compare, convert, shortened, sources, work32, work64};
+use super::arithmetic::{compare, convert, flushed, shortened, sources, work32, work64};
 use super::block::Block;
 use super::warp::{Flow, LANES, Lanes64, Stop, Warp};
 use crate::ptx::operation::*;
@@ -10,7 +10,7 @@ impl Warp {
     /// The error says what is wrong, without where.
     pub(super) fn step(&mut self, instruction: &Instruction, mask: u32, block: &mut Block<'_>) -> Result<Flow, String> {
         match &instruction.op {
-            Op::A32 { k, d, s, small, signed } => {
+            Op::A32 { k, d, s, small, signed, flush } => {
                 let mut all = [[0; LANES]; 4];
                 for (to, source) in all.iter_mut().zip(s).take(sources(*k)) {
                     *to = self.get32(*source);
@@ -23,6 +23,9 @@ impl Warp {
                     }
                     let result = work32(*k, &all);
                     self.set32(mask, *d, &shortened(&result, *small, false));
+                } else if *flush {
+                    all = all.map(|source| flushed(&source));
+                    self.set32(mask, *d, &flushed(&work32(*k, &all)));
                 } else {
                     self.set32(mask, *d, &work32(*k, &all));
                 }
@@ -150,7 +153,7 @@ impl Warp {
             }
             Op::MapRank { d, a, rank } => {
                 let (a, rank) = (self.get32(*a), self.get32(*rank));
-                self.set32(mask, *d, &std::array::from_fn(|l| a[l] & 0x00FF_FFFF | (rank[l] + 1) << 24));
+                self.set32(mask, *d, &std::array::from_fn(|l| a[l] & 0x00FF_FFFF | (rank[l].min(254) + 1) << 24));
             }
             Op::Bra { .. } => return Err("a branch".into()),
             Op::Call { to, function, copies } => {
@@ -179,27 +182,25 @@ impl Warp {
                     return Ok(Flow::Absent);
                 }
                 let first = self.live.trailing_zeros() as usize;
-                let id = self.get32(*id)[first];
+                let id = block.numbered(self.get32(*id)[first])?;
                 let threads = threads.map(|t| self.get32(t)[first]);
-                if *arrive {
-                    block.arrive_only(id, threads)?;
-                    return Ok(Flow::Next);
+                if *arrive && threads.is_none() {
+                    return Err("bar.arrive without a number of threads".into());
                 }
-                return Ok(Flow::Stop(Stop::Barrier { id, threads }));
+                let phase = block.arrive(id, threads, [0; 2]);
+                return Ok(if *arrive { Flow::Next } else { Flow::Stop(Stop::Barrier { id, phase }) });
             }
             Op::BarReduce { k, d, id, threads, a } => {
                 if mask != self.live {
                     return Ok(Flow::Absent);
                 }
                 let first = self.live.trailing_zeros() as usize;
-                let id = self.get32(*id)[first];
+                let id = block.numbered(self.get32(*id)[first])?;
                 let threads = threads.map(|t| self.get32(t)[first]);
                 let set = (self.guard(*a) & mask).count_ones();
-                let meeting = block.meetings.entry(id).or_default();
-                meeting.set += set;
-                meeting.asked += mask.count_ones();
+                let phase = block.arrive(id, threads, [mask.count_ones(), set]);
                 self.learns = Some((*k, *d));
-                return Ok(Flow::Stop(Stop::Barrier { id, threads }));
+                return Ok(Flow::Stop(Stop::Barrier { id, phase }));
             }
             Op::BarWarp { mask: members } => {
                 if self.absent(mask, *members) {
@@ -259,6 +260,7 @@ impl Warp {
                 }
             }
             Op::CopyWait { pending } => self.finish_copies(mask, *pending, block)?,
+            Op::CopyWaitAll => self.finish_all_copies(mask, block)?,
             Op::CopyArrive { at } => {
                 self.finish_all_copies(mask, block)?;
                 self.barrier_arrive(mask, block, *at, false, None)?;

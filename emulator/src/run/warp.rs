@@ -7,6 +7,8 @@ use crate::ptx::Kernel;
 use crate::ptx::operation::{Guard, Instruction, Op, Register, S32, S64, Source, Vote};
 
 pub(super) const LANES: usize = 32;
+/// Turns after which lanes that go round let others of their warp run.
+const ALONE: u32 = 16;
 pub(super) type Lanes32 = [u32; LANES];
 pub(super) type Lanes64 = [u64; LANES];
 
@@ -29,7 +31,7 @@ pub(super) enum Stop {
     /// All lanes are at a barrier of the block.
     Barrier {
         id: u32,
-        threads: Option<u32>,
+        phase: u64,
     },
     /// All lanes wait for the cluster.
     Cluster,
@@ -64,8 +66,10 @@ pub(super) struct Warp {
     pub(super) live: u32,
     /// Lanes that stand at an instruction that all lanes of a mask run together.
     waiting: u32,
-    /// Lanes that asked in vain: others first.
+    /// Lanes that asked in vain, or went round for long: others first, until those wait or have had a turn.
     asked: u32,
+    /// Turns in a row that ended while other lanes could have run.
+    alone: u32,
     pub(super) local: Vec<u8>,
     pub(super) local_bytes: usize,
     /// For each function, where each lane came from.
@@ -95,6 +99,7 @@ impl Warp {
             live: if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 },
             waiting: 0,
             asked: 0,
+            alone: 0,
             local: vec![0xFF; kernel.local as usize * LANES],
             local_bytes: kernel.local as usize,
             returns: vec![[0; LANES]; kernel.functions as usize],
@@ -181,11 +186,26 @@ impl Warp {
     /// Lanes that stand lowest, of those that may run: they come together again where ways join.
     fn choose(&mut self) -> Option<(u32, u32)> {
         let ready = self.live & !self.waiting;
-        let of = if ready & !self.asked != 0 { ready & !self.asked } else { ready };
-        self.asked = 0;
+        if ready & !self.asked == 0 {
+            self.asked = 0;
+        }
+        let of = ready & !self.asked;
         let lowest = (0..LANES).filter(|l| of >> l & 1 != 0).map(|l| self.places[l]).min()?;
         let mask = (0..LANES).filter(|&l| ready >> l & 1 != 0 && self.places[l] == lowest).fold(0, |m, l| m | 1 << l);
+        self.asked &= !mask;
         Some((lowest, mask))
+    }
+
+    /// These lanes have had a turn. Lanes that stand lowest come first, as they may join those above; but not for ever, as they may
+    /// wait for what those do.
+    fn turned(&mut self, mask: u32) -> Stop {
+        let others = self.live & !self.waiting & !mask;
+        self.alone = if others == 0 { 0 } else { self.alone + 1 };
+        if others != 0 && (self.asked != 0 || self.alone >= ALONE) {
+            self.asked = mask;
+            self.alone = 0;
+        }
+        Stop::Turn
     }
 
     fn put(&mut self, mask: u32, place: u32) {
@@ -211,9 +231,12 @@ impl Warp {
                     at.line, self.waiting
                 ));
             };
+            if left == 0 {
+                return Ok(self.turned(mask));
+            }
             // The lowest place of others: whoever reaches it waits for them.
             let others = |warp: &Self, mask: u32| {
-                let rest = warp.live & !warp.waiting & !mask;
+                let rest = warp.live & !warp.waiting & !warp.asked & !mask;
                 (0..LANES).filter(|l| rest >> l & 1 != 0).map(|l| warp.places[l]).min().unwrap_or(u32::MAX)
             };
             let mut meet = others(self, mask);
@@ -262,6 +285,8 @@ impl Warp {
                     Flow::Exit => {
                         self.put(mask & !run, place + 1);
                         self.live &= !run;
+                        // Nobody waits for those that have ended.
+                        self.waiting = 0;
                         break;
                     }
                     Flow::Absent => {
@@ -272,7 +297,7 @@ impl Warp {
                     }
                     Flow::Asks => {
                         self.put(mask, place + 1);
-                        self.asked = mask;
+                        self.asked |= mask;
                         return Ok(Stop::Asks);
                     }
                     Flow::Stop(stop) => {
@@ -286,7 +311,7 @@ impl Warp {
                 }
                 if left == 0 {
                     self.put(mask, place);
-                    return Ok(Stop::Turn);
+                    return Ok(self.turned(mask));
                 }
                 if self.waiting != 0 || meet != u32::MAX {
                     meet = others(self, mask);
@@ -296,7 +321,7 @@ impl Warp {
     }
 
     /// Behind a barrier: of how many threads something holds.
-    pub(super) fn learn(&mut self, asked: u32, set: u32) {
+    pub(super) fn learn(&mut self, [asked, set]: [u32; 2]) {
         if let Some((k, d)) = self.learns.take() {
             let value = match k {
                 Vote::All => u64::from(set == asked),
