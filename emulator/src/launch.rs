@@ -21,7 +21,10 @@ pub struct Launch {
 
 /// Runs a launch to its end. `memory`: begins and lengths of what it may touch, by address.
 /// The error says kernel, instruction, thread, address.
-pub fn run(module: &Module, kernel: usize, launch: &Launch, memory: &[(u64, u64)]) -> Result<(), String> {
+///
+/// # Safety
+/// All bytes of `memory` are there until this returns, and nobody else reads or writes them meanwhile.
+pub unsafe fn run(module: &Module, kernel: usize, launch: &Launch, memory: &[(u64, u64)]) -> Result<(), String> {
     let kernel = module.kernels.get(kernel).ok_or("no such kernel")?;
     let mut all = memory.to_vec();
     all.extend(module.variables.iter().map(|words| (words.as_ptr() as u64, 8 * words.len() as u64)));

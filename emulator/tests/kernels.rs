@@ -30,7 +30,8 @@ fn launched(module: &Module, blocks: u32, threads: u32, cluster: u32, count: usi
         dynamic_shared: 256,
         parameters: address.to_le_bytes().to_vec(),
     };
-    run(module, 0, &launch, &[(address, 4 * count as u64)])?;
+    // SAFETY: these are the bytes of `out`, which nobody else touches.
+    unsafe { run(module, 0, &launch, &[(address, 4 * count as u64)]) }?;
     Ok(out)
 }
 
@@ -182,7 +183,8 @@ fn faults_are_told() {
         dynamic_shared: 0,
         parameters: Vec::new(),
     };
-    let unknown = run(&unknown, 0, &launch, &[]).unwrap_err();
+    // SAFETY: it has no memory.
+    let unknown = unsafe { run(&unknown, 0, &launch, &[]) }.unwrap_err();
     assert!(unknown.contains("frob.b32") && unknown.contains("not known here"), "{unknown}");
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::capture::Mode;
 use super::codes::*;
 use super::op::Op;
-use super::state::{Handle, call, call_in_context};
+use super::state::{Handle, Turn, call, call_in_context};
 use super::stream::{LEGACY, resolve};
 
 /// A piece of work of a graph.
@@ -53,14 +53,17 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) 
     })
 }
 
+/// The stream of a question about captures: the legacy default one is refused while others are captured that it would wait for.
+fn asked(turn: &Turn, stream: Handle) -> Outcome<Handle> {
+    let stream = resolve(stream)?;
+    if stream == LEGACY && !turn.implicit().is_empty() { Err(CAPTURE_IMPLICIT) } else { Ok(stream) }
+}
+
 /// `cuStreamIsCapturing`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, status: *mut u32) -> Code {
     call(|turn| {
-        let stream = resolve(stream)?;
-        if stream == LEGACY && !turn.implicit().is_empty() {
-            return Err(CAPTURE_IMPLICIT);
-        }
+        let stream = asked(turn, stream)?;
         let valid = turn.stream(stream)?.capture.map(|id| turn.captures[&id].valid);
         // SAFETY: the caller's, as CUDA documents.
         unsafe { put(status, STATUS[valid.map_or(0, |valid| if valid { 1 } else { 2 })]) }
@@ -81,10 +84,7 @@ struct Info {
 /// All places are valid or null.
 unsafe fn capture_info(stream: Handle, info: Info) -> Code {
     call(|turn| {
-        let stream = resolve(stream)?;
-        if stream == LEGACY && !turn.implicit().is_empty() {
-            return Err(CAPTURE_IMPLICIT);
-        }
+        let stream = asked(turn, stream)?;
         let id = turn.stream(stream)?.capture;
         let (mut status, mut nodes, mut count) = (STATUS[0], std::ptr::null(), 0);
         if let Some(capture) = id.and_then(|id| turn.captures.get_mut(&id)) {

@@ -189,7 +189,10 @@ impl State {
         let ranges = self.memory.all();
         let start = std::time::Instant::now();
         // A panic must not pass through functions that C calls.
-        let ran = catch_unwind(AssertUnwindSafe(|| launch::run(&loaded.module, kernel, launch, &ranges)));
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: these are live allocations, none of which is freed while this call has the state; others use device memory through it alone.
+            unsafe { launch::run(&loaded.module, kernel, launch, &ranges) }
+        }));
         let ran = ran.unwrap_or_else(|panic| {
             let words = panic.downcast_ref::<String>().map(String::as_str);
             Err(format!("the interpreter panicked: {}", words.or(panic.downcast_ref().copied()).unwrap_or("?")))

@@ -274,7 +274,8 @@ pub(super) fn link<'a>(
             places.iter().zip(slots).map(|(&place, &(slot, bytes))| (place, slot, bytes)).collect::<Vec<_>>()
         };
         let back = pairs(&given, &head.given).into_iter().map(|(place, slot, bytes)| (slot, place, bytes)).collect();
-        code[at as usize].op = Op::Call { to: head.begin, function, copies: pairs(&arguments, &head.parameters) };
+        code[at as usize].op =
+            Op::Call { to: head.begin, back: at + 1, function, copies: pairs(&arguments, &head.parameters) };
         code[at as usize + 1].op = Op::Given { copies: back };
     }
     Ok(Kernel {

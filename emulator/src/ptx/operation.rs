@@ -290,9 +290,10 @@ pub(crate) enum Op {
     Bra {
         to: u32,
     },
-    /// Into a function whose code begins at `to`; lanes come back behind this.
+    /// Into a function whose code begins at `to`; lanes come back to `back`.
     Call {
         to: u32,
+        back: u32,
         function: u32,
         copies: Vec<(u32, u32, u32)>,
     },

@@ -119,13 +119,7 @@ impl Warp {
         let (addresses, size) = (self.addresses(at), of.bytes());
         let mut found = vec![[0u64; LANES]; d.len()];
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
-            if d.len() > 1 && !addresses[l].is_multiple_of((size * d.len()) as u64) {
-                return Err(format!(
-                    "address {:#x} of {} numbers of {size} bytes is no multiple of all",
-                    addresses[l],
-                    d.len()
-                ));
-            }
+            whole(addresses[l], d.len(), size)?;
             for (n, values) in found.iter_mut().enumerate() {
                 let bytes = self.bytes_at(block, l, space, addresses[l] + (n * size) as u64, size)?;
                 let value = self.read(block, &bytes, size);
@@ -155,13 +149,7 @@ impl Warp {
         let (addresses, size) = (self.addresses(at), of.bytes());
         let values: Vec<Lanes64> = a.iter().map(|&source| self.get(source)).collect();
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
-            if a.len() > 1 && !addresses[l].is_multiple_of((size * a.len()) as u64) {
-                return Err(format!(
-                    "address {:#x} of {} numbers of {size} bytes is no multiple of all",
-                    addresses[l],
-                    a.len()
-                ));
-            }
+            whole(addresses[l], a.len(), size)?;
             for (n, values) in values.iter().enumerate() {
                 let bytes = self.bytes_at(block, l, space, addresses[l] + (n * size) as u64, size)?;
                 self.write(block, &bytes, size, values[l])?;
@@ -185,12 +173,7 @@ impl Warp {
         // Of several numbers, each with the next address: an addition that gives nothing back.
         let numbers = if k == Atomic::Cas { 1 } else { values.len() };
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
-            if !addresses[l].is_multiple_of((size * numbers) as u64) {
-                return Err(format!(
-                    "address {:#x} of {numbers} numbers of {size} bytes is no multiple of all",
-                    addresses[l]
-                ));
-            }
+            whole(addresses[l], numbers, size)?;
             for n in 0..numbers {
                 let bytes = self.bytes_at(block, l, space, addresses[l] + (n * size) as u64, size)?;
                 let old = self.read(block, &bytes, size);
@@ -213,6 +196,14 @@ impl Warp {
         }
         Ok(())
     }
+}
+
+/// Refuses numbers side by side that do not begin at a multiple of all their bytes.
+fn whole(address: u64, numbers: usize, size: usize) -> Result<(), String> {
+    if numbers == 1 || address.is_multiple_of((size * numbers) as u64) {
+        return Ok(());
+    }
+    Err(format!("address {address:#x} of {numbers} numbers of {size} bytes is no multiple of all"))
 }
 
 fn cut(value: u64, bytes: usize) -> u64 {

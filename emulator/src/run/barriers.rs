@@ -42,18 +42,24 @@ impl Barrier {
 }
 
 impl Block<'_> {
-    fn barrier(&mut self, address: u64, change: impl FnOnce(Barrier) -> Result<Barrier, String>) -> Result<(), String> {
+    /// The barrier at an address, the block that has it, and its place there.
+    fn barrier_at(&self, address: u64) -> Result<(usize, usize, Barrier), String> {
         let (rank, at) = self.shared_place(address, 8)?;
-        let word = &mut self.cluster.shared[rank][at..at + 8];
-        let before = Barrier::of(u64::from_le_bytes(word.try_into().expect("eight bytes")));
-        if before.wanted == 0 || before.wanted == MOST {
+        let word = &self.cluster.shared[rank][at..at + 8];
+        let barrier = Barrier::of(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        if barrier.wanted == 0 || barrier.wanted == MOST {
             return Err(format!("the barrier at {at:#x} is not initialized"));
         }
+        Ok((rank, at, barrier))
+    }
+
+    fn barrier(&mut self, address: u64, change: impl FnOnce(Barrier) -> Result<Barrier, String>) -> Result<(), String> {
+        let (rank, at, before) = self.barrier_at(address)?;
         let after = change(before)?;
         if after.bytes.unsigned_abs() >= 1 << 20 {
             return Err(format!("the barrier at {at:#x} waits for {} bytes: it can for less than 2^20", after.bytes));
         }
-        word.copy_from_slice(&after.moved().word().to_le_bytes());
+        self.cluster.shared[rank][at..at + 8].copy_from_slice(&after.moved().word().to_le_bytes());
         Ok(())
     }
 
@@ -117,13 +123,7 @@ impl Warp {
         let (addresses, parity) = (self.addresses(at), self.get32(parity));
         let mut done = 0;
         for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
-            let (rank, place) = block.shared_place(addresses[l], 8)?;
-            let word =
-                u64::from_le_bytes(block.cluster.shared[rank][place..place + 8].try_into().expect("eight bytes"));
-            let barrier = Barrier::of(word);
-            if barrier.wanted == 0 || barrier.wanted == MOST {
-                return Err(format!("the barrier at {place:#x} is not initialized"));
-            }
+            let (.., barrier) = block.barrier_at(addresses[l])?;
             done |= u32::from(barrier.phase != u64::from(parity[l] & 1)) << l;
         }
         self.set_pred(mask, p, done);

@@ -1,6 +1,8 @@
 //! Products of matrices by a warp or, a warp's rows at a time, by a warpgroup. Sums are rounded once for each instruction, to the
 //! nearest: a GPU keeps fewer bits, so that results differ from its own within what tests allow.
 
+use std::sync::LazyLock;
+
 use super::block::Block;
 use super::numbers::{bits, f, of_bf16, of_e4m3, of_e5m2, of_f16};
 use super::warp::{LANES, Warp};
@@ -15,9 +17,15 @@ fn value(of: Element, code: u32) -> f32 {
     }
 }
 
-/// All codes of a byte.
-fn table(of: Element) -> [f32; 256] {
-    std::array::from_fn(|code| value(of, code as u32))
+/// The values of all codes of a byte, made once; none of halves.
+fn table(of: Element) -> Option<&'static [f32; 256]> {
+    static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| of_e4m3(code as u32)));
+    static E5M2: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| of_e5m2(code as u32)));
+    match of {
+        Element::F16 | Element::Bf16 => None,
+        Element::E4m3 => Some(&E4M3),
+        Element::E5m2 => Some(&E5M2),
+    }
 }
 
 /// Two halves of a word.
@@ -159,7 +167,7 @@ fn described(block: &Block<'_>, of: Element, descriptor: u64, rows: usize) -> Re
         return Err(format!("descriptor {descriptor:#x}: no swizzle of 128 bytes that begins at a multiple of 1024"));
     }
     let (start, stride) = ((descriptor & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4);
-    let table = if matches!(of, Element::E4m3 | Element::E5m2) { Some(table(of)) } else { None };
+    let table = table(of);
     let mut found = Vec::with_capacity(rows);
     for row in 0..rows as u64 {
         let mut values = Vec::with_capacity(32);
@@ -168,7 +176,7 @@ fn described(block: &Block<'_>, of: Element, descriptor: u64, rows: usize) -> Re
             let swizzled = address ^ (address >> 7 & 7) << 4;
             let (rank, at) = block.own_place(swizzled, 16)?;
             let bytes = &block.cluster.shared[rank][at..at + 16];
-            match &table {
+            match table {
                 Some(table) => values.extend(bytes.iter().map(|&code| table[code as usize])),
                 None => {
                     values.extend(bytes.chunks_exact(2).map(|b| value(of, u32::from(u16::from_le_bytes([b[0], b[1]])))))

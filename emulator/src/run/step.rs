@@ -4,11 +4,14 @@ use super::arithmetic::{compare, convert, flushed, shortened, sources, work32, w
 use super::block::Block;
 use super::warp::{Flow, LANES, Lanes64, Stop, Warp};
 use crate::ptx::operation::*;
-use crate::ptx::{LOCAL_BASE, PARAM_BASE, SHARED_BASE};
+use crate::ptx::{LOCAL_BASE, SHARED_BASE};
 
 impl Warp {
     /// The error says what is wrong, without where.
     pub(super) fn step(&mut self, instruction: &Instruction, mask: u32, block: &mut Block<'_>) -> Result<Flow, String> {
+        if self.wanted(&instruction.op, mask) & !mask != 0 {
+            return Ok(Flow::Absent);
+        }
         match &instruction.op {
             Op::A32 { k, d, s, small, signed, flush } => {
                 let mut all = [[0; LANES]; 4];
@@ -148,7 +151,6 @@ impl Warp {
                     (true, _) => v.wrapping_sub(base),
                     (false, _) => v.wrapping_add(base),
                 };
-                debug_assert!(base == 0 || base < PARAM_BASE);
                 self.set(mask, *d, &value.map(moved));
             }
             Op::MapRank { d, a, rank } => {
@@ -156,9 +158,9 @@ impl Warp {
                 self.set32(mask, *d, &std::array::from_fn(|l| a[l] & 0x00FF_FFFF | (rank[l].min(254) + 1) << 24));
             }
             Op::Bra { .. } => return Err("a branch".into()),
-            Op::Call { to, function, copies } => {
+            Op::Call { to, back, function, copies } => {
                 for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
-                    self.returns[*function as usize][l] = self.places_of(instruction, block) + 1;
+                    self.returns[*function as usize][l] = *back;
                     self.places[l] = *to;
                 }
                 self.copy_local(mask, copies);
@@ -178,12 +180,7 @@ impl Warp {
             }
             Op::Trap => return Err("trap".into()),
             Op::Bar { id, threads, arrive } => {
-                if mask != self.live {
-                    return Ok(Flow::Absent);
-                }
-                let first = self.live.trailing_zeros() as usize;
-                let id = block.numbered(self.get32(*id)[first])?;
-                let threads = threads.map(|t| self.get32(t)[first]);
+                let (id, threads) = self.named(block, *id, *threads)?;
                 if *arrive && threads.is_none() {
                     return Err("bar.arrive without a number of threads".into());
                 }
@@ -191,35 +188,19 @@ impl Warp {
                 return Ok(if *arrive { Flow::Next } else { Flow::Stop(Stop::Barrier { id, phase }) });
             }
             Op::BarReduce { k, d, id, threads, a } => {
-                if mask != self.live {
-                    return Ok(Flow::Absent);
-                }
-                let first = self.live.trailing_zeros() as usize;
-                let id = block.numbered(self.get32(*id)[first])?;
-                let threads = threads.map(|t| self.get32(t)[first]);
+                let (id, threads) = self.named(block, *id, *threads)?;
                 let set = (self.guard(*a) & mask).count_ones();
                 let phase = block.arrive(id, threads, [mask.count_ones(), set]);
                 self.learns = Some((*k, *d));
                 return Ok(Flow::Stop(Stop::Barrier { id, phase }));
             }
-            Op::BarWarp { mask: members } => {
-                if self.absent(mask, *members) {
-                    return Ok(Flow::Absent);
-                }
-            }
             Op::ClusterArrive => {
-                if mask != self.live {
-                    return Ok(Flow::Absent);
-                }
                 if self.arrived.is_some() {
                     return Err("a warp arrives twice at the cluster's barrier".into());
                 }
                 self.arrived = Some(block.cluster_arrive());
             }
             Op::ClusterWait => {
-                if mask != self.live {
-                    return Ok(Flow::Absent);
-                }
                 if self.arrived.is_none() {
                     return Err("a warp waits for the cluster without having arrived".into());
                 }
@@ -230,27 +211,15 @@ impl Warp {
                 return self.together(mask, &instruction.op);
             }
             Op::Mma { of, d, a, b, c } => {
-                if mask != u32::MAX {
-                    return Ok(Flow::Absent);
-                }
                 self.mma(*of, d, a, b, c);
             }
             Op::Wgmma { of, columns, d, a, b, add } => {
-                if mask != u32::MAX {
-                    return Ok(Flow::Absent);
-                }
                 self.wgmma(block, *of, *columns, d, a, *b, *add)?;
             }
             Op::LoadMatrix { d, at, transposed } => {
-                if mask != u32::MAX {
-                    return Ok(Flow::Absent);
-                }
                 self.load_matrices(block, d, *at, *transposed)?;
             }
             Op::StoreMatrix { a, at, transposed } => {
-                if mask != u32::MAX {
-                    return Ok(Flow::Absent);
-                }
                 self.store_matrices(block, a, *at, *transposed)?;
             }
             Op::CopyAsync { to, from, bytes, read } => self.copy_async(mask, *to, *from, *bytes, *read),
@@ -278,16 +247,10 @@ impl Warp {
                 self.copy_box(mask, block, (*to, *barrier, *blocks), *map, *at)?
             }
             Op::StoreBox { map, at, from } => self.store_box(mask, block, *map, *at, *from)?,
-            Op::Nop => {}
+            Op::BarWarp { .. } | Op::Nop => {}
             Op::Unknown(text) => return Err(format!("{text}: this is not known here")),
         }
         Ok(Flow::Next)
-    }
-
-    /// The place of an instruction of the kernel's list.
-    fn places_of(&self, instruction: &Instruction, block: &Block<'_>) -> u32 {
-        let code = block.kernel.code.as_ptr_range();
-        ((std::ptr::from_ref(instruction) as usize - code.start as usize) / size_of::<Instruction>()) as u32
     }
 
     fn copy_local(&mut self, mask: u32, copies: &[(u32, u32, u32)]) {
@@ -343,18 +306,29 @@ impl Warp {
         }
     }
 
-    /// Whether lanes of the mask that `members` names are not here.
-    fn absent(&self, mask: u32, members: S32) -> bool {
-        let members = self.get32(members)[mask.trailing_zeros() as usize];
-        members & self.live & !mask != 0
+    /// The barrier of the block that an instruction names, and the threads that it says.
+    fn named(&self, block: &Block<'_>, id: S32, threads: Option<S32>) -> Result<(u32, Option<u32>), String> {
+        let first = self.live.trailing_zeros() as usize;
+        Ok((block.numbered(self.get32(id)[first])?, threads.map(|threads| self.get32(threads)[first])))
+    }
+
+    /// The lanes that run an instruction together; none where each runs it alone.
+    fn wanted(&self, op: &Op, mask: u32) -> u32 {
+        match op {
+            Op::Bar { .. } | Op::BarReduce { .. } | Op::ClusterArrive | Op::ClusterWait => self.live,
+            Op::Mma { .. } | Op::Wgmma { .. } | Op::LoadMatrix { .. } | Op::StoreMatrix { .. } => u32::MAX,
+            Op::BarWarp { mask: members }
+            | Op::Shuffle { mask: members, .. }
+            | Op::Vote { mask: members, .. }
+            | Op::Redux { mask: members, .. }
+            | Op::Elect { mask: members, .. } => self.get32(*members)[mask.trailing_zeros() as usize] & self.live,
+            _ => 0,
+        }
     }
 
     fn together(&mut self, mask: u32, op: &Op) -> Result<Flow, String> {
         match op {
-            Op::Shuffle { k, d, valid, a, b, c, mask: members } => {
-                if self.absent(mask, *members) {
-                    return Ok(Flow::Absent);
-                }
+            Op::Shuffle { k, d, valid, a, b, c, .. } => {
                 let (a, b, c) = (self.get32(*a), self.get32(*b), self.get32(*c));
                 let (mut out, mut inside) = ([0; LANES], 0u32);
                 for l in 0..LANES {
@@ -381,9 +355,6 @@ impl Warp {
                 }
             }
             Op::Vote { k, d, a, mask: members } => {
-                if self.absent(mask, *members) {
-                    return Ok(Flow::Absent);
-                }
                 let all = self.get32(*members)[mask.trailing_zeros() as usize] & mask;
                 let set = self.guard(*a) & all;
                 let value = match k {
@@ -394,10 +365,7 @@ impl Warp {
                 };
                 self.set(mask, *d, &[value; LANES]);
             }
-            Op::Redux { k, d, a, mask: members } => {
-                if self.absent(mask, *members) {
-                    return Ok(Flow::Absent);
-                }
+            Op::Redux { k, d, a, .. } => {
                 let a = self.get32(*a);
                 let mut lanes = (0..LANES).filter(|l| mask >> l & 1 != 0);
                 let first = a[lanes.next().ok_or("no lane")?];
@@ -405,10 +373,7 @@ impl Warp {
                     lanes.fold(first, |sum, l| work32(*k, &[[sum; LANES], [a[l]; LANES], [0; LANES], [0; LANES]])[0]);
                 self.set32(mask, *d, &[all; LANES]);
             }
-            Op::Elect { d, p, mask: members } => {
-                if self.absent(mask, *members) {
-                    return Ok(Flow::Absent);
-                }
+            Op::Elect { d, p, .. } => {
                 let first = mask.trailing_zeros();
                 self.set(mask, *d, &[u64::from(first); LANES]);
                 self.set_pred(mask, *p, 1 << first);
