@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use scaled_gemm::checkpoint::{Checkpoint, RECIPE_KEY};
+use scaled_gemm::checkpoint::Checkpoint;
 
 use crate::foreign;
 use crate::orphans;
@@ -23,9 +23,7 @@ pub fn beside_plain(input: &Checkpoint, said: impl Fn(&str) -> bool) -> Option<S
 /// What is wrong with quantized matrices that cannot be read, one by one, but for what `remains` of some, of which it is said what is missing,
 /// for what is of another format, and for what is plain now, whose entry goes.
 pub fn broken(input: &Checkpoint, remains: &HashSet<&str>) -> Vec<String> {
-    let is_said = |name: &str| {
-        remains.contains(name) || foreign::is_stacked(input, name) || input.is_left(&[RECIPE_KEY, name].concat())
-    };
+    let is_said = |name: &str| remains.contains(name) || foreign::is_stacked(input, name) || input.is_left(name);
     let names = input.quantized().into_iter().filter(|name| !is_said(name));
     names.filter_map(|name| input.quant_info(name).err()).map(|error| error.to_string()).collect()
 }

@@ -25,10 +25,10 @@ impl Checkpoint {
         self.listing.quantized()
     }
 
-    /// True for the key of an entry in the metadata that says how a matrix is quantized which is plain (BF16, F16, F32, F64), under whatever name its
-    /// codes would have: it was left when its values were written.
-    pub fn is_left(&self, key: &str) -> bool {
-        self.listing.is_left(key)
+    /// True for a matrix that is plain (BF16, F16, F32, F64), under whatever name its codes would have: an entry of the metadata that says how it is
+    /// quantized ([`RECIPE_KEY`](super::RECIPE_KEY) and its name) was left when its values were written.
+    pub fn is_left(&self, name: &str) -> bool {
+        self.listing.is_left(name)
     }
 
     /// True for a scale that was left with such an entry ([`Checkpoint::is_left`]), as that says it: of codes that are gone.

@@ -65,9 +65,8 @@ impl Listing {
         Err(self.refuse(&codes.name, found, self.again(name, codes)))
     }
 
-    /// True for an entry of the metadata that was left of a matrix which is plain now: all that its codes may be by their names.
-    pub(super) fn is_left(&self, key: &str) -> bool {
-        let Some(name) = key.strip_prefix(RECIPE_KEY) else { return false };
+    /// Whether a matrix is plain now, all that its codes may be by their names: an entry of the metadata about it was left.
+    pub(super) fn is_left(&self, name: &str) -> bool {
         self.said_codes(name).is_some() && self.may_be_codes(name).all(|tensor| is_wide(tensor.dtype))
     }
 
@@ -83,7 +82,7 @@ impl Listing {
             return false;
         }
         scaled_by_name(&tensor.name).any(|name| {
-            let text = self.written(&name).filter(|_| self.is_left(&[RECIPE_KEY, &name].concat()));
+            let text = self.written(&name).filter(|_| self.is_left(&name));
             let Some((text, Ok(scheme))) = text.zip(self.said_scheme(&name)) else { return false };
             let shape = self.said_codes(&name).map_or(&[][..], |plain| &plain.shape);
             let all = match *shape {

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use scaled_gemm::checkpoint::{Checkpoint, Dialect, RECIPE_KEY, printable};
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect, left_alone};
 use scaled_gemm::{Basis, CodeFormat, Fp8Format, Recipe};
 use serde_json::Value;
@@ -99,8 +99,7 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
 pub fn is_quantized(input: &Checkpoint, config: Option<&ModelConfig>) -> bool {
     let says = || input.folder().is_some_and(|folder| says_quantized(folder, config));
     // An entry of the metadata that was left makes no codes of a plain matrix.
-    let is_left = |name: &str| input.is_left(&[RECIPE_KEY, name].concat());
-    input.quantized().into_iter().any(|name| !is_left(name)) || (says() && !unread_codes(input).is_empty())
+    input.quantized().into_iter().any(|name| !input.is_left(name)) || (says() && !unread_codes(input).is_empty())
 }
 
 /// What there is to say of options and input that are seldom meant so.

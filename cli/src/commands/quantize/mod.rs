@@ -16,7 +16,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use scaled_gemm::checkpoint::{
-    Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenCast, WrittenRecipe, printable,
+    Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, RECIPE_KEY, TensorInfo, WrittenCast, WrittenRecipe,
+    printable,
 };
 use scaled_gemm::model_folder::{self, InputScales, ModelConfig, default_dialect};
 use scaled_gemm::{GivenScale, Scheme};
@@ -190,7 +191,7 @@ fn layout(
                 input.marks_without(|layer| layers.contains(layer)).map_or((), |left| layout.metadata(key, left))
             }
             // What is copied plain would be refused as codes of another type; what is quantized now has an entry of its own.
-            key if input.is_left(key) => {}
+            key if key.strip_prefix(RECIPE_KEY).is_some_and(|name| input.is_left(name)) => {}
             _ => layout.metadata(key, value),
         }
     }

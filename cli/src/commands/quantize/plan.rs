@@ -439,8 +439,8 @@ fn plan(
 
 /// The layers that are plain, and of which an entry of the metadata was left.
 pub fn left_layers(input: &Checkpoint) -> impl Iterator<Item = &str> {
-    let left = input.metadata().keys().filter(|key| input.is_left(key));
-    left.filter_map(|key| key.strip_prefix(RECIPE_KEY)).map(module)
+    let names = input.metadata().keys().filter_map(|key| key.strip_prefix(RECIPE_KEY));
+    names.filter(|name| input.is_left(name)).map(module)
 }
 
 /// The tensors that hold codes of quantized matrices, whatever those are called.
