@@ -36,6 +36,8 @@ library=$(realpath "${CARGO_TARGET_DIR:-target}/release/libcuda.so")
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 ln -s "$library" "$folder/libcuda.so"
-# The packages that `cargo test` takes, so that nothing is built anew for other features.
-LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} SCALED_GEMM_EMULATED=$gpu SCALED_GEMM_KERNELS=nvrtc SCALED_GEMM_CUBLASLT=off \
-    SCALED_GEMM_TEST_BARE=1 SCALED_GEMM_REQUIRE_GPU=1 cargo test "${suites[@]}" -- "$@"
+# By a runner, behind cargo, which puts its own folders first: one of them may hold a libcuda.so of another build. The packages are those
+# that `cargo test` takes, so that nothing is built anew for other features.
+SCALED_GEMM_EMULATED=$gpu SCALED_GEMM_KERNELS=nvrtc SCALED_GEMM_CUBLASLT=off SCALED_GEMM_TEST_BARE=1 SCALED_GEMM_REQUIRE_GPU=1 \
+    cargo test --config "target.'cfg(all())'.runner = ['env', 'LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}']" \
+    "${suites[@]}" -- "$@"
