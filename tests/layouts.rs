@@ -201,16 +201,29 @@ fn wrong_lengths_are_refused_with_both_numbers() {
 }
 
 /// (Lengths from 2^61 elements on were computed modulo 2^64 / 8: 1024 bytes passed for codes of this one, and their padding was behind the
-/// end. With overflow checks all panicked.)
+/// end. With overflow checks all panicked. From 2^60 elements on no length is computed any more.)
 #[test]
 fn lengths_of_huge_shapes_are_refused_with_their_numbers() {
     const MOST: usize = i32::MAX as usize;
+    let parts = || HostParts { codes: vec![0; 1024], scales: vec![1.0], ..HostParts::default() };
     for scheme in Scheme::ALL {
-        for (rows, cols) in [(1711551234, 1347224064), (MOST, MOST - 15), (MOST, MOST - 1), (MOST - 3, 1 << 30)] {
+        for (rows, cols) in
+            [(1711551234, 1347224064), (MOST, MOST - 15), (MOST, MOST - 1), (MOST - 3, 1 << 30), (1 << 30, 1 << 30)]
+        {
+            let shape = format!("{rows} x {cols}");
+            for refused in [
+                HostQuantMatrix::from_parts(scheme, rows, cols, parts()),
+                HostQuantMatrix::from_logical(scheme, rows, cols, vec![0; 1024], &[1.0]),
+            ] {
+                let error = refused.unwrap_err().to_string();
+                assert!(error.contains(&shape) && error.contains("1152921504606846975 elements"), "{scheme}: {error}");
+            }
+        }
+        // The most elements that pass, in 2^30 rows and in 2^30 columns.
+        for (rows, cols) in [(1 << 30, (1 << 30) - 16), ((1 << 30) - 128, 1 << 30), (MOST, (1 << 29) - 16)] {
             let rows_of_codes = rows.next_multiple_of(scheme.spec().row_multiple);
             let want = (rows_of_codes as u128 * cols as u128 * scheme.spec().code_bits as u128 / 8).to_string();
-            let parts = HostParts { codes: vec![0; 1024], scales: vec![1.0], ..HostParts::default() };
-            let error = HostQuantMatrix::from_parts(scheme, rows, cols, parts).unwrap_err().to_string();
+            let error = HostQuantMatrix::from_parts(scheme, rows, cols, parts()).unwrap_err().to_string();
             assert!(error.contains("codes: length 1024") && error.contains(&want), "{scheme}: {error}");
             let error =
                 HostQuantMatrix::from_logical(scheme, rows, cols, vec![0; 1024], &[1.0]).unwrap_err().to_string();
