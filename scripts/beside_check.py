@@ -415,6 +415,13 @@ class WrongUse(unittest.TestCase):
             self.assertIn("python3 casts-in-turns.py cast-copies.cubin STATE...", out)
             self.refused("python3 casts-in-turns.py cast-copies.cubin STATE...", "cast-copies.cubin", path=folder, script="casts-in-turns.py")
 
+    def test_few_rows_in_turns_say_their_use_without_a_gpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, error = self.run_with("--help", path=folder, script="few-rows-in-turns.py")
+            self.assertEqual((code, error), (0, ""))
+            self.assertIn("A STATE is a folder with images", out)
+            self.refused("holds none of small_m_repacked, small_m_e2m1, small_m_fp8 as .cubin or .ptx; compile them", folder, path=folder, script="few-rows-in-turns.py")
+
 
 if __name__ == "__main__":
     unittest.main()
