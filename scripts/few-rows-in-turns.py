@@ -196,7 +196,8 @@ class Kernel:
 
     def serves(self, weights, m, n, k, split):
         said = self.said
-        return (said["weights"] == weights and said.get("least", 1) <= m <= said["tokens"] and split in said["splits"] and -(-k // 128) >= split * said["parts"] // 4)
+        multiple = {"fp8": 16, "nvfp4": 32, "nvfp4-repacked": 128}[weights]
+        return (said["weights"] == weights and k % multiple == 0 and n % 8 == 0 and said.get("least", 1) <= m <= said["tokens"] and split in said["splits"] and -(-k // 128) >= split * said["parts"] // 4)
 
     def launch(self, layer, split, in_chain):
         shared = self.shared(layer, split)
