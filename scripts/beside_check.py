@@ -3,8 +3,9 @@
 
 usage: scripts/beside_check.py"""
 
-import importlib.util, os, signal, stat, subprocess, sys, tempfile, time, unittest
+import importlib.util, json, os, re, signal, stat, struct, subprocess, sys, tempfile, time, unittest
 from pathlib import Path
+from unittest import mock
 
 import beside_turns
 
@@ -417,10 +418,41 @@ class WrongUse(unittest.TestCase):
 
     def test_few_rows_in_turns_say_their_use_without_a_gpu(self):
         with tempfile.TemporaryDirectory() as folder:
+            refused = lambda words, *options: self.refused(words, *options, path=folder, script="few-rows-in-turns.py")
             code, out, error = self.run_with("--help", path=folder, script="few-rows-in-turns.py")
             self.assertEqual((code, error), (0, ""))
             self.assertIn("A STATE is a folder with images", out)
-            self.refused("holds none of small_m_repacked, small_m_e2m1, small_m_fp8 as .cubin or .ptx; compile them", folder, path=folder, script="few-rows-in-turns.py")
+            refused("holds none of small_m_repacked, small_m_e2m1, small_m_fp8 as .cubin or .ptx; compile them", folder)
+            (Path(folder) / "small_m_fp8.cubin").write_bytes(b"none")
+            refused("two states have folders of one name", folder, folder)
+            for shape in ("foo", "4096", "8x8x8", "", "12x128", "0x16"):
+                refused("argument --shapes", "--shapes", shape, folder)
+            for option in ("--rows", "--splits", "--layers"):
+                refused(f"argument {option}: '0' is no number above 0", option, "0", folder)
+            with mock.patch.dict(os.environ, SCALED_GEMM_LIBCUDA=f"{folder}/none.so"):
+                code, out, error = self.run_with(folder, path=folder, script="few-rows-in-turns.py")
+            self.assertEqual((code, out), (1, ""))
+            self.assertIn("this wants a machine with an NVIDIA GPU", error)
+            self.assertNotIn("Traceback", error)
+
+    def test_few_rows_mirror_the_structs_and_tables_of_the_kernels(self):
+        root = HERE.parent
+        script = (HERE / "few-rows-in-turns.py").read_text()
+        for rust, name, ours in (("small_m.rs", "SmallMProblem", "FP8_PROBLEM"), ("small_m_weights.rs", "SmallMWeightsProblem", "WEIGHTS_PROBLEM")):
+            text = (root / "src/gpu/kernels" / rust).read_text()
+            types = re.findall(r": (u32|f32|u64),", re.search(rf"struct {name} \{{(.*?)\n\}}", text, re.S)[1])
+            layout = "".join({"u32": "I", "f32": "f", "u64": "Q"}[t] for t in types)
+            # As C lays them out, which aligns what has eight bytes to eight.
+            form = re.search(rf'^{ours} = "(.*)"', script, re.M)
+            self.assertEqual(struct.calcsize("@" + layout), struct.calcsize(form[1]), name)
+            self.assertRegex(layout, "^I{13}ffQ+$")
+        kernels = {image["image"]: image["kernels"] for image in json.loads((HERE / "few-rows.json").read_text())}
+        for image, keys in (("small_m_fp8", "warpgroups steps stages"), ("small_m_e2m1", "pairs warps stages"), ("small_m_repacked", "pairs warps stages")):
+            source = (root / f"kernels/gemm/{image}.cu").read_text()
+            table = {name: tuple(map(int, rest)) for name, *rest in re.findall(r"^SMALL_M\((\w+), (\d+), (\d+), (\d+)", source, re.M)}
+            self.assertEqual(len(kernels[image]), 2 * len(table))
+            for said in kernels[image]:
+                self.assertEqual(tuple(said[key] for key in keys.split()), table[said["name"].split(f"_{said['tokens']}_")[1]], said["name"])
 
 
 if __name__ == "__main__":

@@ -7,30 +7,35 @@ A STATE is a folder with images, as nvcc makes them with the flags of build.rs:
         nvcc -std=c++17 --fmad=false --ftz=false --prec-div=true -Ikernels -arch=sm_90a -cubin -o STATE/$f.cubin kernels/gemm/$f.cu
     done
 
-and, where its kernels are others, a few-rows.json in the form of the one beside this script, which counts else: of each image its kernels, with the weights that they multiply (`nvfp4`, `nvfp4-repacked`: of BF16
-rows; `fp8`: 1x128 x 128x128), `rows` of B and `parts` of k of a block, the `least` and most rows of A (`tokens`), dynamic `shared` memory, and the `splits` of k that are tried. `keeps_a`: how much comes
-before all rows of A there, of which each takes 256 bytes for each 128 of k, and 64. `early`: with how many stages left an FP8 kernel of a chain releases the next. Images that are not there are left out.
-Kernels with the same weights, parts and split add in the same order, and must write the same bits.
+and, where its kernels are others, a few-rows.json in the form of the one beside this script, which counts else: of each image its kernels, with the weights that they multiply, the `least` and most rows of A
+(`tokens`), the `splits` of k that are tried, and their template's numbers: of `nvfp4` and `nvfp4-repacked` (with BF16 rows) `pairs`, `warps` and `stages`, of `fp8` (1x128 x 128x128) `warpgroups`, `steps` and `stages`.
+`keeps_a`: all rows of A lie behind all else in shared memory, each in 256 bytes for each 128 of k, and 64. `early`: with how many stages left an FP8 kernel of a chain releases the next, each of which is timed.
+Images that are not there are left out. Kernels that cut k into as many parts add in the same order, and must write the same bits: D is compared in FP32, in which another order shows.
 
 Needs Python alone, and an NVIDIA GPU of the images' kind. With --check, which times nothing, the driver of emulator/ will do (SCALED_GEMM_LIBCUDA says where it is), of images in PTX (.ptx). The structs are those of
-src/gpu/kernels/small_m.rs and small_m_weights.rs as they are: kernels with others would read wrong memory. Operands are layers that are together ten times as large as the L2 cache, or --layers of them: one stays in
-the cache, and shows what a product takes whose memory is no limit. Figures are microseconds a product, the lesser of two medians of seven graphs: outside of chains, and in one, where weights are loaded before the wait.
+src/gpu/kernels/small_m.rs and small_m_weights.rs as they are: kernels with others would read wrong memory. Operands are at most 64 layers, together ten times as large as the L2 cache (layers of less than
+10 MB: 64 of them), or --layers of them: one stays in the cache, and shows what a product takes whose memory is no limit. Figures are microseconds a product into BF16, the lesser of two medians of seven graphs: outside of
+chains, and in one, where weights are loaded before the wait. (The library's chains may take another configuration for a link, and release nothing where the next kernel finds no room: `SmallMConfig::in_chain`.)
 """
 import argparse
 import ctypes
 import json
 import os
+import re
 import statistics
 import struct
 import sys
 from pathlib import Path
 
 GRAPHS, ROUNDS = 7, 2
-SETS_BYTES = 640 << 20
+SETS_BYTES, MOST_SETS = 640 << 20, 64
 CLUSTER, OVERLAP = 4, 6  # CUlaunchAttributeID
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-MOST_THREADS = 0
 GPU_SHARED = 227 << 10
+BF16, F32 = 0, 2  # types of D, kernels/gemm/finish.cuh
+# SmallMProblem and SmallMWeightsProblem.
+FP8_PROBLEM = "<13I2f4x9Q"
+WEIGHTS_PROBLEM = "<13I2f4x12Q"
 
 u64, pointer = ctypes.c_uint64, ctypes.c_void_p
 
@@ -46,7 +51,11 @@ class Config(ctypes.Structure):
 
 class Gpu:
     def __init__(self):
-        self.driver = ctypes.CDLL(os.environ.get("SCALED_GEMM_LIBCUDA", "libcuda.so.1"))
+        library = os.environ.get("SCALED_GEMM_LIBCUDA", "libcuda.so.1")
+        try:
+            self.driver = ctypes.CDLL(library)
+        except OSError as error:
+            sys.exit(f"{library}: {error}; this wants a machine with an NVIDIA GPU, or, with --check, SCALED_GEMM_LIBCUDA")
         self("cuInit", 0)
         context = pointer()
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
@@ -69,6 +78,8 @@ class Gpu:
 
     def write(self, at, data):
         self("cuMemcpyHtoD_v2", u64(at), data, ctypes.c_size_t(len(data)))
+        # It may return while the last bytes are on their way, which the stream does not wait for.
+        self("cuCtxSynchronize")
 
     def read(self, at, size):
         data = ctypes.create_string_buffer(size)
@@ -81,18 +92,17 @@ class Gpu:
 
     def module(self, path):
         found = pointer()
-        self("cuModuleLoadData", ctypes.byref(found), path.read_bytes() + b"\0")
+        status = self.driver.cuModuleLoadData(ctypes.byref(found), path.read_bytes() + b"\0")
+        if status:
+            sys.exit(f"{path}: the driver does not load it (CUDA error {status}); compile it for the GPU that is here")
         return found
 
-    def kernel(self, module, name):
+    def kernel(self, path, module, name):
         found = pointer()
-        self("cuModuleGetFunction", ctypes.byref(found), module, name.encode())
+        status = self.driver.cuModuleGetFunction(ctypes.byref(found), module, name.encode())
+        if status:
+            sys.exit(f"{path}: has no kernel {name} (CUDA error {status}); give the state the few-rows.json of its kernels")
         return found
-
-    def most_threads(self, kernel):
-        number = ctypes.c_int()
-        self("cuFuncGetAttribute", ctypes.byref(number), MOST_THREADS, kernel)
-        return number.value
 
     def launch(self, kernel, grid, threads, cluster, shared, problem):
         attributes = (Attribute * 2)()
@@ -124,7 +134,8 @@ def some_bytes(count, keep=None):
     return data.translate(keep) if keep else data
 
 
-EXPONENTS = bytes((0x3F, 0xBF, 0x40, 0xC0)[i % 4] for i in range(256))
+# High bytes of BF16 numbers of both signs within 2^9: sums are inexact in FP32, and show their order.
+EXPONENTS = bytes(0x3B + i % 8 | i & 0x80 for i in range(256))
 # E4M3: none that is NaN, and scales within some powers of two.
 NO_NAN = bytes(i & 0xFE if i & 0x7F == 0x7F else i for i in range(256))
 SCALES = bytes(0x28 + i % 32 for i in range(256))
@@ -157,21 +168,22 @@ class Layer:
         for at in range(0, self.code_bytes, len(pool)):
             gpu.write(self.codes + at, pool[: self.code_bytes - at])
         gpu.write(self.scales, floats(self.scale_bytes // 4) if self.is_fp8 else some_bytes(self.scale_bytes, SCALES))
-        self.a, self.d = gpu.memory(2 * m * k + 16), gpu.memory(2 * m * n)
+        self.a, self.d = gpu.memory(2 * m * k + 16), gpu.memory(4 * m * n)
         gpu.write(self.a, some_bytes(m * k, NO_NAN) if self.is_fp8 else bf16(m * k))
         self.pitch_a = up(m, 4)
         self.scales_a = gpu.memory(4 * self.pitch_a * blocks) if self.is_fp8 else 0
         if self.is_fp8:
             gpu.write(self.scales_a, floats(self.pitch_a * blocks))
 
-    def problem(self, split, in_chain, early):
+    def problem(self, split, releases, d_type):
+        """`releases`: None outside of chains."""
         m, n, k = self.m, self.n, self.k
-        early, loads = (early, 1) if in_chain else (0, 0)
+        links = (0, 0) if releases is None else (releases, 1)
         if self.is_fp8:
             pitch_b = -(-(-(-k // 128)) // 4) * 4
-            return struct.pack("<13I2f4x9Q", m, n, k, 0, 0, self.pitch_a, pitch_b, 0, 0, 0, 0, early, loads, 1, 0,
+            return struct.pack(FP8_PROBLEM, m, n, k, 0, 0, self.pitch_a, pitch_b, 0, 0, d_type, 0, *links, 1, 0,
                                self.a, self.codes, self.scales_a, self.scales, 0, 0, self.d, 0, n)
-        return struct.pack("<13I2f4x12Q", m, n, k, 0, 0, 0, 0, 0, 0, early, loads, self.pitch, split, 1, 0,
+        return struct.pack(WEIGHTS_PROBLEM, m, n, k, 0, 0, 0, 0, d_type, 0, *links, self.pitch, split, 1, 0,
                            self.a, self.codes, self.scales, 0, 0, 0, 0, self.d, 0, k, 0, n)
 
     def free(self):
@@ -180,47 +192,78 @@ class Layer:
                 self.gpu.free(at)
 
 
-class Kernel:
-    def __init__(self, gpu, state, module, said):
-        self.gpu, self.said, self.label = gpu, said, f"{state}: {said['label']}"
-        self.kernel = gpu.kernel(module, said["name"])
-        self.threads, self.most = gpu.most_threads(self.kernel), 0
+class Shape:
+    """What follows from the numbers of a kernel's template: as in `SmallMBlock` of src/gpu/kernels/small_m_config.rs."""
 
-    def shared(self, layer, split):
-        said = self.said
-        if not said.get("keeps_a"):
-            return said["shared"]
-        steps = -(-layer.k // 128)
-        # A block's part of k has the most steps where they do not divide.
-        return said["keeps_a"] + layer.m * (-(-steps // split) * 256 + 64)
+    def __init__(self, said):
+        tokens, stages = said["tokens"], said["stages"]
+        self.keeps_a = said.get("keeps_a", False)
+        if said["weights"] == "fp8":
+            groups, step = said["warpgroups"], (64 + tokens) * 128 + tokens * 4 + 16
+            self.rows, self.parts, self.threads = 64, groups, 128 * groups
+            self.bytes = 1024 + groups * (stages * said["steps"] * step + 64 * tokens * 4) + 16
+        else:
+            rows, warps = 16 * said["pairs"], said["warps"]
+            self.rows, self.parts, self.threads = rows, warps, 32 * warps
+            self.bytes = 128 + warps * (stages * rows * 80 + rows * tokens * 4) + 16
+
+    def shared(self, m, k, split):
+        if not self.keeps_a:
+            return self.bytes
+        # Where the parts of k are uneven a block's has the more steps of both.
+        return 128 + -(-(self.bytes - 128) // 128) * 128 + m * (-(-(-(-k // 128)) // split) * 256 + 64)
+
+    def blocks(self, n):
+        # Blocks of decoded weights have eight of each 32 of the 128 rows that share a tile of block scales.
+        return -(-n // 64) if self.rows == 64 else -(-n // (4 * self.rows)) * 4
+
+
+class Kernel:
+    def __init__(self, gpu, state, path, module, said):
+        self.gpu, self.said, self.label, self.shape = gpu, said, f"{state}: {said['label']}", Shape(said)
+        self.kernel, self.most = gpu.kernel(path, module, said["name"]), 0
+        self.early = said.get("early", [1])
 
     def serves(self, weights, m, n, k, split):
-        said = self.said
-        multiple = {"fp8": 16, "nvfp4": 32, "nvfp4-repacked": 128}[weights]
-        return (said["weights"] == weights and k % multiple == 0 and n % 8 == 0 and said.get("least", 1) <= m <= said["tokens"] and split in said["splits"] and -(-k // 128) >= split * said["parts"] // 4)
+        said, multiple = self.said, {"fp8": 16, "nvfp4": 32, "nvfp4-repacked": 128}[weights]
+        served = said["weights"] == weights and k % multiple == 0 and said["least"] <= m <= said["tokens"] and split in said["splits"]
+        return served and -(-k // 128) >= split * self.shape.parts // 4 and self.shape.shared(m, k, split) <= GPU_SHARED
 
-    def launch(self, layer, split, in_chain):
-        shared = self.shared(layer, split)
+    def launch(self, layer, split, releases=None, d_type=BF16):
+        shared = self.shape.shared(layer.m, layer.k, split)
         if shared > self.most:
             self.gpu("cuFuncSetAttribute", self.kernel, MOST_SHARED, shared)
             self.most = shared
-        problem = layer.problem(split, in_chain, self.said.get("early", 1))
-        # Blocks of decoded weights share the 128 rows of a tile of block scales.
-        rows = self.said["rows"]
-        blocks = -(-layer.n // rows) if layer.is_fp8 else -(-layer.n // 128) * (128 // rows)
-        self.gpu.launch(self.kernel, blocks * split, self.threads, split, shared, problem)
+        self.gpu.launch(self.kernel, self.shape.blocks(layer.n) * split, self.shape.threads, split, shared, layer.problem(split, releases, d_type))
+
+
+def number(text):
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)
 
 
 def numbers(text):
-    return [int(x) for x in text.split(",")]
+    return [number(x) for x in text.split(",")]
+
+
+def shapes(text):
+    found = [[number(x) for x in shape.split("x")] for shape in text.split(",")]
+    if any(len(shape) != 2 or shape[0] % 8 or shape[1] % 16 for shape in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of n x k as 4096x7168, n a multiple of 8 and k of 16")
+    return found
 
 
 def kernels_of(state):
     own = state / "few-rows.json"
-    return own if own.exists() else Path(__file__).with_suffix("").with_name("few-rows.json")
+    path = own if own.exists() else Path(__file__).with_name("few-rows.json")
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: {error}")
 
 
-def images(state, name):
+def image_of(state, name):
     return next((path for path in (state / f"{name}.cubin", state / f"{name}.ptx") if path.exists()), None)
 
 
@@ -228,61 +271,80 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare what kernels write, and time nothing")
     parser.add_argument("--rows", type=numbers, default=[1, 2, 8])
-    parser.add_argument("--shapes", default="4096x7168,7168x2048,2112x7168")
+    parser.add_argument("--shapes", type=shapes, default="4096x7168,7168x2048,2112x7168")
     parser.add_argument("--splits", type=numbers, default=[1, 2, 4, 8])
-    parser.add_argument("--layers", type=int, help="in the place of as many as pass the cache")
+    parser.add_argument("--layers", type=number, help="in the place of as many as pass the cache")
     parser.add_argument("states", nargs="+", type=Path, metavar="STATE")
     options = parser.parse_args()
     for state in options.states:
-        named = [image["image"] for image in json.loads(kernels_of(state).read_text())]
-        if not any(images(state, image) for image in named):
+        named = [image["image"] for image in kernels_of(state)]
+        if not any(image_of(state, image) for image in named):
             parser.error(f"{state}: holds none of {', '.join(named)} as .cubin or .ptx; compile them, as is said above")
+    if len({state.name for state in options.states}) < len(options.states):
+        parser.error("two states have folders of one name, by which they are told")
     gpu, kernels = Gpu(), []
     for state in options.states:
-        found = [(images(state, image["image"]), image["kernels"]) for image in json.loads(kernels_of(state).read_text())]
-        kernels += [Kernel(gpu, state.name, gpu.module(path), said) for path, all_said in found if path for said in all_said]
+        for image in kernels_of(state):
+            if path := image_of(state, image["image"]):
+                module = gpu.module(path)
+                kernels += [Kernel(gpu, state.name, path, module, said) for said in image["kernels"]]
     pool = some_bytes(16 << 20 if not options.check else 1 << 16, NO_NAN)
     weights = list(dict.fromkeys(kernel.said["weights"] for kernel in kernels))
     if not options.check:
         print("| m x n x k | weights | kernel, split | shared memory | outside | in a chain |\n|---|---|---|---|---|---|")
-    compared = 0
-    for n, k in (numbers(shape.replace("x", ",")) for shape in options.shapes.split(",")):
+    compared, alone = 0, []
+    for n, k in options.shapes:
         for m in options.rows:
             for of in weights:
                 ways = [(kernel, split) for kernel in kernels for split in options.splits if kernel.serves(of, m, n, k, split)]
-                compared += case(gpu, options, pool, of, (m, n, k), ways)
-    if not compared:
-        sys.exit("no two kernels add in the same order: nothing was compared")
-    print(f"\n{compared} times the same bits as the first kernel of the same order of sums", file=sys.stderr)
+                if not ways:
+                    print(f"{m} x {n} x {k} of {of}: no kernel serves it", file=sys.stderr)
+                    continue
+                equal = case(gpu, options, pool, of, (m, n, k), ways)
+                compared += equal
+                if not equal:
+                    alone.append(f"{m} x {n} x {k} of {of}")
+    if alone:
+        print(f"no two kernels add in the same order, and nothing was compared: {', '.join(alone)}", file=sys.stderr)
+    if options.check and (alone or not compared):
+        sys.exit(1)
+    print(f"{compared} times the same bits as another kernel that cuts k into as many parts", file=sys.stderr)
+
+
+def compare(gpu, layer, ways):
+    """How many kernels wrote the bits of another; wrong ones end the run."""
+    first, compared = {}, 0
+    for kernel, split in ways:
+        parts = kernel.shape.parts * split
+        for releases in (None, kernel.early[0]):
+            gpu.write(layer.d, b"\xff" * (4 * layer.m * layer.n))
+            kernel.launch(layer, split, releases, F32)
+            got = gpu.read(layer.d, 4 * layer.m * layer.n)
+            whose, bits = first.setdefault(parts, (kernel, got))
+            words = f"{kernel.label}, split {split}, {layer.m} x {layer.n} x {layer.k}"
+            if not any(got) or 0xFFFFFFFF in memoryview(got).cast("I"):
+                sys.exit(f"{words}: D is not all written, or zero")
+            if bits != got:
+                sys.exit(f"{words}: other bits than {whose.label}, in {parts} parts of k")
+        compared += whose is not kernel
+    return compared
 
 
 def case(gpu, options, pool, weights, shape, ways):
     m, n, k = shape
     probe = Layer(gpu, weights, m, n, k, pool)
-    ways = [(kernel, split) for kernel, split in ways if kernel.shared(probe, split) <= GPU_SHARED]
-    first, compared = {}, 0
-    for kernel, split in ways:
-        for in_chain in (False, True):
-            gpu.write(probe.d, b"\xff" * (2 * m * n))
-            kernel.launch(probe, split, in_chain)
-            got = gpu.read(probe.d, 2 * m * n)
-            order = kernel.said["parts"], split
-            if not any(got) or 0xFFFF in memoryview(got).cast("H"):
-                sys.exit(f"{kernel.label}, {split}, {shape}: D is not all written, or zero")
-            if first.setdefault(order, got) != got:
-                sys.exit(f"{kernel.label}, {split}, {shape}: other bits than the first kernel of {order[0]} parts a block")
-            compared += got is not first[order]
+    compared = compare(gpu, probe, ways)
     if options.check:
         probe.free()
         return compared
-    sets = options.layers or max(4, min(64, SETS_BYTES // probe.code_bytes + 1))
+    sets = options.layers or max(4, min(MOST_SETS, SETS_BYTES // probe.code_bytes + 1))
     layers = [probe] + [Layer(gpu, weights, m, n, k, pool) for _ in range(sets - 1)]
     many = max(sets, 64 if probe.code_bytes < 100 << 20 else 16)
     graphs = {}
     for kernel, split in ways:
-        for in_chain in (False, True):
-            calls = [lambda layer=layers[i % sets]: kernel.launch(layer, split, in_chain) for i in range(many)]
-            graphs[kernel, split, in_chain] = gpu.graph(calls)
+        for releases in (None, *kernel.early):
+            calls = [lambda layer=layers[i % sets]: kernel.launch(layer, split, releases) for i in range(many)]
+            graphs[kernel, split, releases] = gpu.graph(calls)
     begin, end = gpu.event(), gpu.event()
     medians = {way: [] for way in graphs}
     for _ in range(ROUNDS):
@@ -300,8 +362,10 @@ def case(gpu, options, pool, weights, shape, ways):
         for way, took in times.items():
             medians[way].append(statistics.median(took))
     for kernel, split in ways:
-        plain, chained = (min(medians[kernel, split, in_chain]) for in_chain in (False, True))
-        print(f"| {m} x {n} x {k} | {weights} | {kernel.label}, {split} | {kernel.shared(probe, split)} | {plain:.2f} | {chained:.2f} |", flush=True)
+        outside = min(medians[kernel, split, None])
+        chained = [(min(medians[kernel, split, early]), early) for early in kernel.early]
+        cell = ", ".join(f"{time:.2f}" + (f" ({early} left)" if len(chained) > 1 else "") for time, early in chained)
+        print(f"| {m} x {n} x {k} | {weights} | {kernel.label}, {split} | {kernel.shape.shared(m, k, split)} | {outside:.2f} | {cell} |", flush=True)
     for graph in graphs.values():
         gpu("cuGraphExecDestroy", graph)
     for layer in layers:
