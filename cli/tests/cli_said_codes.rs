@@ -335,6 +335,16 @@ fn scales_that_were_left_go_with_their_entry() {
             assert!(!text.contains("wrong"), "{text}");
             assert!(!text.contains("comfy_quant"), "{text}");
         }
+        // Where nothing else is to be quantized they are told, too.
+        let error = bad(2, &["quantize", &left, "-o", &o, "--recipe", "fp8-row", "--exclude", "."]);
+        assert_words(
+            &error,
+            &[
+                "no matrix to quantize",
+                "; to be left out, scales of what a matrix was that is plain now",
+                "l.weight_scale",
+            ],
+        );
         // So does the layer of a list of marks.
         let list = r#"{"format_version":"1.0","layers":{"l":{"format":"mxfp8"}}}"#;
         let with_list = HashMap::from([("_quantization_metadata".to_string(), list.to_string())]);

@@ -351,7 +351,9 @@ fn unreadable<'a>(
     let output = planned.path.display().to_string();
     let why = |reason: String| {
         let [output, reason] = [&output, &reason].map(|text| printable(text));
-        format!("would not be read again as it would be written to {output}, beside the tensors there: it {reason}")
+        // Reasons follow a name. Those of an entry begin with their own subject.
+        let it = if reason.starts_with("its ") { "" } else { "it " };
+        format!("would not be read again as it would be written to {output}, beside the tensors there: {it}{reason}")
     };
     let reason = |error: Error| match error {
         Error::File { reason, .. } => why(reason),

@@ -209,6 +209,26 @@ fn what_lacks_a_scale_is_told_the_names_looked_for_and_the_scales_beside_it() {
     );
 }
 
+/// (It was "it its recipe".)
+#[test]
+fn what_stays_under_a_broken_entry_is_refused_in_a_sentence() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let tensors = [("l.weight", Dtype::F8_E4M3, vec![48, 64]), ("l.weight_scale", Dtype::F32, vec![48, 1])];
+    let bytes = |dtype: Dtype, shape: &[usize]| vec![0; shape.iter().product::<usize>() * dtype.bitsize() / 8];
+    let written: Vec<_> = tensors.iter().map(|(name, d, s)| (*name, *d, s.clone(), bytes(*d, s))).collect();
+    foreign(&path, &written, None);
+    let input = Checkpoint::open(&path).unwrap();
+    input.scheme("l.weight").unwrap();
+    let mut layout = CheckpointLayout::new();
+    for (name, dtype, shape) in &tensors {
+        layout.tensor(*name, *dtype, shape);
+    }
+    layout.metadata("scaled_gemm.l.weight", "{");
+    let error = layout.check(folder.file("out"), &[&input]).unwrap_err().to_string();
+    assert!(error.contains("beside the tensors there: its recipe in the metadata is no JSON"), "{error}");
+}
+
 /// Rows with the scales that they have in the whole.
 #[test]
 fn rows_of_every_scheme_are_those_of_the_whole() {

@@ -286,7 +286,17 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
             _ => None,
         })
         .collect();
-    let reasons: Vec<_> = by_reason(&copied).iter().map(|(reason, list)| format!("; {reason}: {list}")).collect();
+    let dropped: Vec<_> = items
+        .iter()
+        .zip(plans)
+        .filter_map(|(tensor, plan)| match plan {
+            Plan::Drop(reason) => Some((tensor, *reason)),
+            _ => None,
+        })
+        .collect();
+    let reasons = by_reason(&copied).into_iter().map(|(reason, list)| format!("; {reason}: {list}"));
+    let left_out = by_reason(&dropped).into_iter().map(|(reason, list)| format!("; to be left out, {reason}: {list}"));
+    let reasons: String = reasons.chain(left_out).collect();
     let only = args.only.as_ref().map(|regex| printable(regex.as_str()));
     let matches = items.iter().any(|item| args.only.as_ref().is_some_and(|regex| regex.is_match(&item.name)));
     let is = |which: &str| copied.iter().any(|(_, reason)| *reason == which);
@@ -324,7 +334,7 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
         "{}: no matrix to quantize{filter} among its {}{}; {remedy}{coded}",
         args.input.display(),
         count(items.len(), "tensor", "tensors"),
-        reasons.concat()
+        reasons
     )
 }
 
