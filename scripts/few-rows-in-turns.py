@@ -161,9 +161,10 @@ class Layer:
         self.is_fp8 = weights == "fp8"
         up = lambda x, to: -(-x // to) * to
         self.code_bytes = n * k if self.is_fp8 else n * k // 2
-        self.pitch = up(n, 128) // 128 * 4 if self.is_fp8 else up(k // 16, 4) // 4
         blocks = -(-k // 128)
-        self.scale_bytes = 4 * up(n, 128) // 128 * up(blocks, 4) if self.is_fp8 else up(n, 128) * up(k // 16, 4)
+        # Of scales of B: numbers from 128 rows to the next, or tiles along k.
+        self.pitch = up(blocks, 4) if self.is_fp8 else up(k // 16, 4) // 4
+        self.scale_bytes = up(n, 128) // 128 * self.pitch * (4 if self.is_fp8 else 512)
         self.codes, self.scales = gpu.memory(self.code_bytes), gpu.memory(self.scale_bytes)
         for at in range(0, self.code_bytes, len(pool)):
             gpu.write(self.codes + at, pool[: self.code_bytes - at])
@@ -180,8 +181,7 @@ class Layer:
         m, n, k = self.m, self.n, self.k
         links = (0, 0) if releases is None else (releases, 1)
         if self.is_fp8:
-            pitch_b = -(-(-(-k // 128)) // 4) * 4
-            return struct.pack(FP8_PROBLEM, m, n, k, 0, 0, self.pitch_a, pitch_b, 0, 0, d_type, 0, *links, 1, 0,
+            return struct.pack(FP8_PROBLEM, m, n, k, 0, 0, self.pitch_a, self.pitch, 0, 0, d_type, 0, *links, 1, 0,
                                self.a, self.codes, self.scales_a, self.scales, 0, 0, self.d, 0, n)
         return struct.pack(WEIGHTS_PROBLEM, m, n, k, 0, 0, 0, 0, d_type, 0, *links, self.pitch, split, 1, 0,
                            self.a, self.codes, self.scales, 0, 0, 0, 0, self.d, 0, k, 0, n)
@@ -276,15 +276,16 @@ def main():
     parser.add_argument("--layers", type=number, help="in the place of as many as pass the cache")
     parser.add_argument("states", nargs="+", type=Path, metavar="STATE")
     options = parser.parse_args()
-    for state in options.states:
-        named = [image["image"] for image in kernels_of(state)]
+    tables = [(state, kernels_of(state)) for state in options.states]
+    for state, table in tables:
+        named = [image["image"] for image in table]
         if not any(image_of(state, image) for image in named):
             parser.error(f"{state}: holds none of {', '.join(named)} as .cubin or .ptx; compile them, as is said above")
     if len({state.name for state in options.states}) < len(options.states):
         parser.error("two states have folders of one name, by which they are told")
     gpu, kernels = Gpu(), []
-    for state in options.states:
-        for image in kernels_of(state):
+    for state, table in tables:
+        for image in table:
             if path := image_of(state, image["image"]):
                 module = gpu.module(path)
                 kernels += [Kernel(gpu, state.name, path, module, said) for said in image["kernels"]]
