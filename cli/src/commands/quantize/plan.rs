@@ -231,10 +231,7 @@ impl Plans {
 
     /// What is left out, and why.
     pub fn left_out(&self) -> impl Iterator<Item = (&Item, &'static str)> {
-        self.items.iter().zip(&self.tensors).filter_map(|(item, plan)| match plan {
-            Plan::Drop(reason) => Some((item, *reason)),
-            Plan::Quantize(_) | Plan::Copy(_) => None,
-        })
+        left_out(&self.items, &self.tensors)
     }
 
     /// The linear layers that are left alone, each in full: how every engine reads the list. An output head is named also where it
@@ -339,6 +336,14 @@ pub fn source(dtype: Dtype) -> Option<DType> {
         Dtype::F32 => Some(DType::F32),
         _ => None,
     }
+}
+
+/// What is left out of these, and why.
+pub fn left_out<'a>(items: &'a [Item], plans: &'a [Plan]) -> impl Iterator<Item = (&'a Item, &'static str)> {
+    items.iter().zip(plans).filter_map(|(item, plan)| match plan {
+        Plan::Drop(reason) => Some((item, *reason)),
+        Plan::Quantize(_) | Plan::Copy(_) => None,
+    })
 }
 
 fn plan(

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::given::{self, GivenAmax};
 use super::items::Item;
-use super::plan::{BY_CONFIG, CODED, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED};
+use super::plan::{BY_CONFIG, CODED, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED, left_out};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
@@ -286,17 +286,10 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
             _ => None,
         })
         .collect();
-    let dropped: Vec<_> = items
-        .iter()
-        .zip(plans)
-        .filter_map(|(tensor, plan)| match plan {
-            Plan::Drop(reason) => Some((tensor, *reason)),
-            _ => None,
-        })
-        .collect();
+    let dropped: Vec<_> = left_out(items, plans).collect();
     let reasons = by_reason(&copied).into_iter().map(|(reason, list)| format!("; {reason}: {list}"));
-    let left_out = by_reason(&dropped).into_iter().map(|(reason, list)| format!("; to be left out, {reason}: {list}"));
-    let reasons: String = reasons.chain(left_out).collect();
+    let gone = by_reason(&dropped).into_iter().map(|(reason, list)| format!("; to be left out, {reason}: {list}"));
+    let reasons: String = reasons.chain(gone).collect();
     let only = args.only.as_ref().map(|regex| printable(regex.as_str()));
     let matches = items.iter().any(|item| args.only.as_ref().is_some_and(|regex| regex.is_match(&item.name)));
     let is = |which: &str| copied.iter().any(|(_, reason)| *reason == which);
