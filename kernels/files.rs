@@ -50,6 +50,7 @@ kernel_files! {
     SmallM, "gemm/small_m_fp8", 90..=90;
     SmallM, "gemm/small_m_gated", 90..=90;
     SmallM, "gemm/small_m_wgmma", 90..=90;
+    SmallM, "gemm/small_m_one_row", 90..=90;
     SmallMWeights, "gemm/small_m_e2m1", 80..=u32::MAX;
     SmallMWeights, "gemm/small_m_repacked", 80..=u32::MAX;
     SmallMWeights, "gemm/small_m_e4m3", 80..=u32::MAX;

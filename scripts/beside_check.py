@@ -422,7 +422,7 @@ class WrongUse(unittest.TestCase):
             code, out, error = self.run_with("--help", path=folder, script="few-rows-in-turns.py")
             self.assertEqual((code, error), (0, ""))
             self.assertIn("A STATE is a folder with images", out)
-            refused("holds none of small_m_repacked, small_m_e2m1, small_m_fp8 as .cubin or .ptx; compile them", folder)
+            refused("holds none of small_m_repacked, small_m_e2m1, small_m_fp8, small_m_one_row as .cubin or .ptx; compile them", folder)
             (Path(folder) / "small_m_fp8.cubin").write_bytes(b"none")
             refused("two states have folders of one name", folder, folder)
             for shape in ("foo", "4096", "8x8x8", "", "12x128", "0x16"):
@@ -453,6 +453,10 @@ class WrongUse(unittest.TestCase):
             self.assertEqual(len(kernels[image]), 2 * len(table))
             for said in kernels[image]:
                 self.assertEqual(tuple(said[key] for key in keys.split()), table[said["name"].split(f"_{said['tokens']}_")[1]], said["name"])
+        source = (root / "kernels/gemm/small_m_one_row.cu").read_text()
+        table = [(f"gemm_small_m_nvfp4_bf16_1_{name}_{stages}", int(pairs), int(warps), int(stages)) for name, pairs, warps, stages in re.findall(r"^SMALL_M\((\w+), (\d+), (\d+), (\d+)", source, re.M)]
+        self.assertEqual([(said["name"], said["pairs"], said["warps"], said["stages"]) for said in kernels["small_m_one_row"]], table)
+        self.assertTrue(all(said["keeps_a"] and said["tokens"] == 1 for said in kernels["small_m_one_row"]))
 
 
 if __name__ == "__main__":

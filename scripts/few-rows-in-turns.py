@@ -3,13 +3,13 @@
 
 A STATE is a folder with images, as nvcc makes them with the flags of build.rs:
 
-    for f in small_m_fp8 small_m_e2m1 small_m_repacked; do
+    for f in small_m_fp8 small_m_e2m1 small_m_repacked small_m_one_row; do
         nvcc -std=c++17 --fmad=false --ftz=false --prec-div=true -Ikernels -arch=sm_90a -cubin -o STATE/$f.cubin kernels/gemm/$f.cu
     done
 
 and, where its kernels are others, a few-rows.json in the form of the one beside this script, which counts else: of each image its kernels, with the weights that they multiply, the `least` and most rows of A
 (`tokens`), the `splits` of k that are tried, and their template's numbers: of `nvfp4` and `nvfp4-repacked` (with BF16 rows) `pairs`, `warps` and `stages`, of `fp8` (1x128 x 128x128) `warpgroups`, `steps` and `stages`.
-`keeps_a`: all rows of A lie behind all else in shared memory, each in 256 bytes for each 128 of k, and 64. `early`: with how many stages left an FP8 kernel of a chain releases the next, each of which is timed.
+`keeps_a`: the one row of A lies behind all else in shared memory, in 256 bytes for each 128 of k. `early`: with how many stages left an FP8 kernel of a chain releases the next, each of which is timed.
 Images that are not there are left out. Kernels that cut k into as many parts add in the same order, and must write the same bits: D is compared in FP32, in which another order shows.
 
 Needs Python alone, and an NVIDIA GPU of the images' kind. With --check, which times nothing, the driver of emulator/ will do (SCALED_GEMM_LIBCUDA says where it is), of images in PTX (.ptx). The structs are those of
@@ -196,7 +196,8 @@ class Shape:
     """What follows from the numbers of a kernel's template: as in `SmallMBlock` of src/gpu/kernels/small_m_config.rs."""
 
     def __init__(self, said):
-        tokens, stages = said["tokens"], said["stages"]
+        # Columns of the tensor core's product.
+        tokens, stages = max(said["tokens"], 8), said["stages"]
         self.keeps_a = said.get("keeps_a", False)
         if said["weights"] == "fp8":
             groups, step = said["warpgroups"], (64 + tokens) * 128 + tokens * 4 + 16
@@ -207,11 +208,11 @@ class Shape:
             self.rows, self.parts, self.threads = rows, warps, 32 * warps
             self.bytes = 128 + warps * (stages * rows * 80 + rows * tokens * 4) + 16
 
-    def shared(self, m, k, split):
+    def shared(self, k, split):
         if not self.keeps_a:
             return self.bytes
         # Where the parts of k are uneven a block's has the more steps of both.
-        return 128 + -(-(self.bytes - 128) // 128) * 128 + m * (-(-(-(-k // 128)) // split) * 256 + 64)
+        return 128 + -(-(self.bytes - 128) // 128) * 128 + -(-(-(-k // 128)) // split) * 256
 
     def blocks(self, n):
         # Blocks of decoded weights have eight of each 32 of the 128 rows that share a tile of block scales.
@@ -227,10 +228,10 @@ class Kernel:
     def serves(self, weights, m, n, k, split):
         said, multiple = self.said, {"fp8": 16, "nvfp4": 32, "nvfp4-repacked": 128}[weights]
         served = said["weights"] == weights and k % multiple == 0 and said["least"] <= m <= said["tokens"] and split in said["splits"]
-        return served and -(-k // 128) >= split * self.shape.parts // 4 and self.shape.shared(m, k, split) <= GPU_SHARED
+        return served and -(-k // 128) >= split * self.shape.parts // 4 and self.shape.shared(k, split) <= GPU_SHARED
 
     def launch(self, layer, split, releases=None, d_type=BF16):
-        shared = self.shape.shared(layer.m, layer.k, split)
+        shared = self.shape.shared(layer.k, split)
         if shared > self.most:
             self.gpu("cuFuncSetAttribute", self.kernel, MOST_SHARED, shared)
             self.most = shared
@@ -366,7 +367,7 @@ def case(gpu, options, pool, weights, shape, ways):
         outside = min(medians[kernel, split, None])
         chained = [(min(medians[kernel, split, early]), early) for early in kernel.early]
         cell = ", ".join(f"{time:.2f}" + (f" ({early} left)" if len(chained) > 1 else "") for time, early in chained)
-        print(f"| {m} x {n} x {k} | {weights} | {kernel.label}, {split} | {kernel.shape.shared(m, k, split)} | {outside:.2f} | {cell} |", flush=True)
+        print(f"| {m} x {n} x {k} | {weights} | {kernel.label}, {split} | {kernel.shape.shared(k, split)} | {outside:.2f} | {cell} |", flush=True)
     for graph in graphs.values():
         gpu("cuGraphExecDestroy", graph)
     for layer in layers:

@@ -81,7 +81,8 @@ fn every_block_of_e2m1_weights_is_a_link() {
     alone(|| {
         let Some(handle) = hopper() else { return };
         use SmallMBlock::{Eight, Four, Narrow, Sixteen};
-        for (m, blocks) in [(1, [Narrow; 4]), (16, [Narrow; 4]), (8, [Four, Narrow, Sixteen, Eight])] {
+        for (m, blocks) in [(1, [Four, Narrow, Sixteen, Eight]), (16, [Narrow; 4]), (8, [Four, Narrow, Sixteen, Eight])]
+        {
             for kinds in [[By::SmallM(Scheme::Nvfp4)], [By::SmallM(Scheme::Mxfp4)], [By::Repacked(Scheme::Nvfp4)]] {
                 // Rows of repacked codes are multiples of 128.
                 let n = if matches!(kinds[0], By::Repacked(_)) { 2048 } else { 2112 };

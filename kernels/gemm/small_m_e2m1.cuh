@@ -211,6 +211,12 @@ template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED > 1 ? MEASURED - 1 : 
 template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED > 2 ? MEASURED - 2 : 1;
 #endif
 
+// Where the block's shared memory begins, in whole lines.
+__device__ __forceinline__ u32 shared_base() {
+    extern __shared__ char shared[];
+    return (shared_address(shared) + 127) & ~127u;
+}
+
 template <class C> struct SmallME2m1 {
     using Number = typename C::Number;
     static constexpr u32 GROUPS = C::TOKENS / 8, OTHERS = C::OF_LANE - 1;
@@ -358,10 +364,10 @@ __device__ __forceinline__ void small_m_e2m1_end(const SmallMWeightsProblem& p, 
     }
 }
 
-template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeightsProblem& p) {
+// M: how the warps multiply.
+template <class C, class M = SmallME2m1<C>> __device__ __forceinline__ void small_m_e2m1(const SmallMWeightsProblem& p) {
     constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
-    extern __shared__ char shared[];
-    const u32 base = (shared_address(shared) + 127) & ~127u, got = base + C::SUMS, arrived = base + C::BARRIER;
+    const u32 base = shared_base(), got = base + C::SUMS, arrived = base + C::BARRIER;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 rank = cluster_rank(), ranks = cluster_size(), log_ranks = __popc(ranks - 1);
     const u32 tile = blockIdx.x >> log_ranks, of_tile = tile % C::OF_TILE;
@@ -369,7 +375,7 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     const u32 steps = (p.k + 127) / 128, parts = ranks * C::PARTS, log_parts = log_ranks + __popc(C::PARTS - 1), part = rank * C::PARTS + part_of_warp(warp);
     // Rows 32 apart; 16 of them are of the first 64 of a tile, or of the others.
     const u32 first_row = tile / C::OF_TILE * 128 + of_tile % 4 * C::NEIGHBOURS + of_tile / 4 * 64, row = lane / 4;
-    SmallME2m1<C> m;
+    M m;
     m.k = p.k;
     m.first = (steps * part >> log_parts) * 128;
     m.end = (steps * (part + 1) >> log_parts) * 128;

@@ -16,8 +16,8 @@ use crate::gpu::gemm::sum::{Sum, Target, ValueSource};
 use crate::gpu::gemm::wgmma_rules::{order_on, waves};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    Each, KernelFamily, Meeting, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales,
-    SmallMWeights, SmallMWeightsCall, Wgmma,
+    Each, KernelFamily, Meeting, OneRow, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands,
+    SmallMScales, SmallMWeights, SmallMWeightsCall, Wgmma,
 };
 
 /// What of a GPU decides how few rows are multiplied.
@@ -26,7 +26,7 @@ pub(crate) struct SmallMGpu {
     pub(crate) sm_count: usize,
     /// Whether its blocks form clusters.
     pub(crate) clusters: bool,
-    /// Whether it has the warpgroup products of sm_90.
+    /// Whether it has the warpgroup products of sm_90, and its kernels of one row.
     pub(crate) wgmma: bool,
 }
 
@@ -40,6 +40,11 @@ impl SmallMGpu {
     /// The first pass of a product in this configuration by warpgroup products; `None`: it is none of those here.
     pub(crate) fn wgmma(self, config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3]) -> Option<Wgmma> {
         Wgmma::of(config, codes, [m.min(64), n, k], self.sm_count).filter(|_| self.wgmma)
+    }
+
+    /// One row by the kernels that keep it in shared memory; `None`: it is none of those here.
+    pub(crate) fn one_row(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> Option<OneRow> {
+        OneRow::of(config, codes, mnk).filter(|_| self.wgmma)
     }
 
     /// Where the parts of sums of such a product meet: in memory, if those of any pass do.
@@ -142,6 +147,7 @@ impl SmallMProduct {
         let passes = if self.passes() > 1 { format!(", {} passes over B", self.passes()) } else { String::new() };
         match self.gpu.meeting(self.config(), self.codes, self.mnk) {
             Some(meeting) => format!("{passes}, by warpgroup products, {meeting}"),
+            None if self.gpu.one_row(self.config(), self.codes, self.mnk).is_some() => ", A in shared memory".into(),
             None => passes,
         }
     }

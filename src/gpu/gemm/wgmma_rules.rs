@@ -1,14 +1,18 @@
 //! [`order_on`]: which configuration of our products of few rows is tried first on a GPU whose tiles are multiplied by warpgroup products. Pure.
 
 use crate::format::CodeOrder;
+use crate::gpu::gemm::one_row_rules;
 use crate::gpu::gemm::small_m_rules::{self, Kept, order};
 use crate::gpu::gemm::small_m_step::SmallMGpu;
 use crate::gpu::kernels::{Meeting, SmallMBlock, SmallMConfig, SmallMOperands, clusters_at_once, wgmma_takes};
 
 /// How often the blocks of the configuration fill the GPU, or its clusters: as [`clusters_at_once`] says of those of four and eight.
 pub(crate) fn waves(config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3], gpu: SmallMGpu) -> f32 {
-    let Some(pass) = gpu.wgmma(config, codes, mnk) else { return small_m_rules::waves(config, mnk, gpu.sm_count) };
     let (tiles, split) = (config.block().tiles(mnk[1]), config.split() as usize);
+    if let Some(one) = gpu.one_row(config, codes, mnk) {
+        return tiles as f32 / clusters_at_once(one.residents(), split, gpu.sm_count) as f32;
+    }
+    let Some(pass) = gpu.wgmma(config, codes, mnk) else { return small_m_rules::waves(config, mnk, gpu.sm_count) };
     match pass.meeting() {
         Meeting::Memory => (tiles * split) as f32 / (gpu.sm_count.max(1) * pass.residents()) as f32,
         Meeting::Cluster => tiles as f32 / clusters_at_once(pass.residents(), split, gpu.sm_count) as f32,
@@ -24,6 +28,9 @@ pub(crate) fn order_on(
     gpu: SmallMGpu,
 ) -> Vec<SmallMConfig> {
     let mut all = order(operands, codes, mnk, gpu.sm_count);
+    if gpu.wgmma && mnk[0] == 1 && operands == SmallMOperands::E2m1Weights && codes == CodeOrder::Published {
+        one_row_rules::sort(&mut all, [mnk[1], mnk[2]], gpu.sm_count);
+    }
     let in_memory = SmallMBlock::of(operands).flat_map(SmallMConfig::in_memory);
     all.extend(in_memory.filter(|config| gpu.check_split(*config, codes, mnk).is_ok()));
     all.sort_by_key(|config| gpu.wgmma(*config, codes, mnk).map_or((1, 0), |pass| (0, pass.cost())));

@@ -83,7 +83,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 47] = [
+const HEADERS: [(&str, &str); 48] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -127,6 +127,7 @@ const HEADERS: [(&str, &str); 47] = [
     ("gemm/small_m_e4m3.cuh", include_str!("../../../kernels/gemm/small_m_e4m3.cuh")),
     ("gemm/small_m_tile.cuh", include_str!("../../../kernels/gemm/small_m_tile.cuh")),
     ("gemm/small_m_wgmma.cuh", include_str!("../../../kernels/gemm/small_m_wgmma.cuh")),
+    ("gemm/small_m_one_row.cuh", include_str!("../../../kernels/gemm/small_m_one_row.cuh")),
     ("gemm/wgmma_16bit.cuh", include_str!("../../../kernels/gemm/wgmma_16bit.cuh")),
     ("gemm/groups.cuh", include_str!("../../../kernels/gemm/groups.cuh")),
     ("gemm/small_m_groups.cuh", include_str!("../../../kernels/gemm/small_m_groups.cuh")),

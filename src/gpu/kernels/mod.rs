@@ -46,6 +46,7 @@ mod small_m_gated;
 mod small_m_groups;
 mod small_m_groups_wgmma;
 mod small_m_join;
+mod small_m_one_row;
 mod small_m_split;
 mod small_m_weights;
 mod small_m_wgmma;
@@ -76,6 +77,7 @@ pub(crate) use small_m_config::most_rows;
 pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
 pub(crate) use small_m_groups::{SmallMGroupsCall, SmallMGroupsConfig};
+pub(crate) use small_m_one_row::OneRow;
 pub(crate) use small_m_split::{Meeting, clusters_at_once};
 pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, Each, OuterScales, SmallMWeightsCall, most_k_power};
 pub(crate) use small_m_wgmma::{Wgmma, takes as wgmma_takes};
@@ -112,8 +114,13 @@ pub(crate) struct Kernels {
     sm_count: usize,
 }
 
-/// Products of few rows of E4M3 codes, those with two matrices, and those with weights that are decoded by warpgroup products.
-type SmallMFamily = (small_m::SmallMKernels, small_m_gated::SmallMGatedKernels, small_m_wgmma::SmallMWgmmaKernels);
+/// Products of few rows of E4M3 codes, those with two matrices, those with weights that are decoded by warpgroup products, and those of one row.
+type SmallMFamily = (
+    small_m::SmallMKernels,
+    small_m_gated::SmallMGatedKernels,
+    small_m_wgmma::SmallMWgmmaKernels,
+    small_m_one_row::SmallMOneRowKernels,
+);
 
 /// By address of the context and source. Nothing is ever taken out: work and graphs may outlive every handle, and the loader
 /// keeps the context, so that its address stays its own.
@@ -239,8 +246,12 @@ impl Kernels {
 
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
         let of = |modules: &Modules| {
-            let few = (small_m::SmallMKernels::of(modules)?, small_m_gated::SmallMGatedKernels::of(modules)?);
-            Ok((few.0, few.1, small_m_wgmma::SmallMWgmmaKernels::of(modules)?))
+            Ok((
+                small_m::SmallMKernels::of(modules)?,
+                small_m_gated::SmallMGatedKernels::of(modules)?,
+                small_m_wgmma::SmallMWgmmaKernels::of(modules)?,
+                small_m_one_row::SmallMOneRowKernels::of(modules)?,
+            ))
         };
         self.family(&self.small_m, KernelFamily::SmallM, of, stream)
     }
@@ -252,7 +263,7 @@ impl Kernels {
 
     fn small_m_weights(&self, stream: &Queue) -> Result<&small_m_weights::SmallMWeightsKernels> {
         if self.on_hopper() {
-            // What ends a chain is there, and what multiplies tiles by warpgroups.
+            // What ends a chain is there, what multiplies tiles by warpgroups, and one row.
             self.small_m(stream)?;
         }
         let of = small_m_weights::SmallMWeightsKernels::of;

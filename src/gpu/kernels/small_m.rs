@@ -207,7 +207,8 @@ impl Kernels {
             return Ok(());
         }
         let mnk = [call.m, call.b_rows(), call.k];
-        let place = self.in_chain(stream, call.config, mnk, &[call.codes[1], call.scales[1]]);
+        let as_link = || call.config.in_chain(mnk, self.sm_count);
+        let place = self.in_chain(stream, call.config, &[call.codes[1], call.scales[1]], as_link);
         let (block, split) = (place.config.block(), place.config.split());
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
         let family = self.small_m(stream)?;
@@ -219,17 +220,17 @@ impl Kernels {
         self.enqueued(stream, &place, &call.end)
     }
 
-    /// How the next product is enqueued: as a link, if it is in the scope of a chain. `weights`: all that it would load before its wait.
+    /// How the next product is enqueued: as a link, if it is in the scope of a chain, as what is called then says, as [`SmallMConfig::in_chain`] does. `weights`: all that it would load before its wait.
     pub(super) fn in_chain(
         &self,
         stream: &Queue,
         config: SmallMConfig,
-        mnk: [usize; 3],
         weights: &[&Span<'_>],
+        as_link: impl FnOnce() -> Option<(SmallMConfig, u32)>,
     ) -> InChain {
         // What ends a chain is sm_90's: elsewhere nothing releases early.
         let follows = self.end_of_chain().and_then(|_| stream.link(weights));
-        let link = follows.and_then(|follows| Some((follows, config.in_chain(mnk, self.sm_count)?)));
+        let link = follows.and_then(|follows| Some((follows, as_link()?)));
         match link {
             Some((Follows { loads_early, .. }, (config, releases))) => {
                 tracing::trace!(loads_early, releases, %config, "link of a chain");
@@ -260,7 +261,7 @@ pub(super) struct InChain {
     /// With so many stages left; 0: not before its end.
     pub(super) releases: u32,
     pub(super) loads_early: bool,
-    link: bool,
+    pub(super) link: bool,
 }
 
 impl InChain {

@@ -152,17 +152,25 @@ impl SmallMBlock {
     /// Dynamic shared memory in bytes: for E4M3 the rings of B, A and scales; the sums that arrive, and a barrier; for E2M1 likewise of codes and scales. Of tiles a ring of codes, scales and A, in
     /// whose place sums arrive; of E4M3 and few rows of A they have one of their own. Mirror of `SmallMConfig`, `SmallME2m1Config` and `SmallMTileConfig` in `kernels/gemm/`.
     pub(super) fn shared(self, tokens: usize) -> u32 {
+        let stages = match self.shape() {
+            Shape::E4m3 { stages, .. } | Shape::E2m1 { stages, .. } | Shape::Tile { stages, .. } => stages,
+        };
+        self.shared_with_stages(stages, tokens)
+    }
+
+    /// The same with so many stages, or steps of codes on their way.
+    pub(super) fn shared_with_stages(self, stages: usize, tokens: usize) -> u32 {
         let bytes = match self.shape() {
-            Shape::E4m3 { warpgroups, steps, stages } => {
+            Shape::E4m3 { warpgroups, steps, .. } => {
                 let step = (E4M3_ROWS + tokens) * 128 + tokens * 4 + 16;
                 1024 + warpgroups * (stages * steps * step + E4M3_ROWS * tokens * 4) + 16
             }
-            Shape::E2m1 { pairs, warps, stages, .. } => {
+            Shape::E2m1 { pairs, warps, .. } => {
                 // Of a warp's rows 64 bytes of codes, and the block scales of four of them 32 times.
                 let rows = PAIR_ROWS * pairs;
                 128 + warps * (stages * rows * (64 + 16) + rows * tokens * 4) + 16
             }
-            Shape::Tile { e4m3, stages, .. } => {
+            Shape::Tile { e4m3, .. } => {
                 let weights = if e4m3 { TILE_ROWS * 128 + 512 } else { TILE_ROWS * 64 + 1024 };
                 let own_parts = if e4m3 && tokens <= 16 { TILE_ROWS * tokens * 4 + 16 } else { 0 };
                 stages * (weights + tokens * 256) + own_parts
@@ -171,13 +179,12 @@ impl SmallMBlock {
         bytes as u32
     }
 
-    /// The same of weights that are repacked, with one step of codes on its way. Mirror of the table in `kernels/gemm/small_m_repacked.cu`.
+    /// That of weights that are repacked, with one step of codes on its way. Mirror of the table in `kernels/gemm/small_m_repacked.cu`.
     pub(super) fn repacked_shared(self, tokens: usize) -> u32 {
-        let later = match self.shape() {
-            Shape::E2m1 { pairs, warps, stages, .. } => warps * (stages - 1) * PAIR_ROWS * pairs * (64 + 16),
-            Shape::E4m3 { .. } | Shape::Tile { .. } => 0,
-        };
-        self.shared(tokens) - later as u32
+        match self.shape() {
+            Shape::E2m1 { .. } => self.shared_with_stages(1, tokens),
+            Shape::E4m3 { .. } | Shape::Tile { .. } => self.shared(tokens),
+        }
     }
 
     /// Blocks on a multiprocessor. Those of E4M3 share its 228 KiB, of which each takes one more; four at the most, as they were measured. Those of E2M1 have
@@ -322,14 +329,18 @@ impl SmallMConfig {
                 let deep = if m <= 8 { 8 } else { 7 };
                 let wider = self.block != SmallMBlock::Two && self.split >= 2;
                 let config =
-                    if wider && steps(two) >= deep && two.leaves_room(blocks(two), m, sm_count) { two } else { self };
+                    if wider && steps(two) >= deep && leaves_room(blocks(two), two.block.residents(m), sm_count) {
+                        two
+                    } else {
+                        self
+                    };
                 let left = match config.block {
                     SmallMBlock::OneDeep => 3,
                     // Of 7168 x 2048 and 2112 x 7168, say, and of 32 stages; of 14 and 16 four are better.
                     SmallMBlock::Two if steps(config) <= 8 || (m <= 8 && steps(config) > 16) => 5,
                     _ => 4,
                 };
-                config.leaves_room(blocks(config), m, sm_count).then_some((config, left))
+                leaves_room(blocks(config), config.block.residents(m), sm_count).then_some((config, left))
             }
             // These begin as other kernels do.
             SmallMBlock::Tile | SmallMBlock::TileE4m3 => None,
@@ -338,20 +349,21 @@ impl SmallMConfig {
                 let narrow = Self { block: SmallMBlock::Narrow, split: self.split / 2 };
                 let at_once = m <= 2 && blocks(narrow) <= SmallMBlock::Narrow.residents(m) * sm_count;
                 let config = if self.block == SmallMBlock::Eight && self.split == 2 && at_once { narrow } else { self };
-                let rounds = blocks(config) > config.block.residents(m) * sm_count;
-                let releases = rounds || steps(config) <= 2 || config.leaves_room(blocks(config), m, sm_count);
+                let places = config.block.residents(m);
+                let rounds = blocks(config) > places * sm_count;
+                let releases = rounds || steps(config) <= 2 || leaves_room(blocks(config), places, sm_count);
                 Some((config, u32::from(releases)))
             }
         }
     }
+}
 
-    /// Whether the blocks of the next kernel find places on the multiprocessors as evenly as those of this one: beside all of them, or where each of them
-    /// ends. Else those that come early stand together on some multiprocessors, which end late (H200, 2026-11: 10240 x 8192 in FP8 27.1 us for 22.5, m = 1; BF16 x
-    /// `nvfp4` 35.0 for 31.2, m = 16).
-    fn leaves_room(self, blocks: usize, m: usize, sm_count: usize) -> bool {
-        let (each, places) = (blocks.div_ceil(sm_count), self.block.residents(m));
-        (each == places || 2 * each <= places) && 6 * blocks >= 5 * each * sm_count
-    }
+/// Whether the blocks of the next kernel find places on the multiprocessors, which have so many each, as evenly as those of this one: beside all of them, or
+/// where each of them ends. Else those that come early stand together on some multiprocessors, which end late (H200, 2026-11: 10240 x 8192 in FP8 27.1 us for
+/// 22.5, m = 1; BF16 x `nvfp4` 35.0 for 31.2, m = 16).
+pub(super) fn leaves_room(blocks: usize, places: usize, sm_count: usize) -> bool {
+    let each = blocks.div_ceil(sm_count);
+    (each == places || 2 * each <= places) && 6 * blocks >= 5 * each * sm_count
 }
 
 impl std::fmt::Display for SmallMConfig {

@@ -11,6 +11,7 @@ use super::small_m::InChain;
 use super::small_m_codes::SmallMWeights;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, no_such_block, too_many_rows};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
+use super::small_m_one_row::OneRow;
 use super::small_m_wgmma::Wgmma;
 use crate::error::{Error, Result};
 use crate::format::DType;
@@ -336,12 +337,20 @@ impl Kernels {
 
     fn small_m_weights_pass(&self, stream: &Queue, call: &SmallMWeightsCall<'_>) -> Result<()> {
         let (mnk, all) = ([call.m, call.n, call.k], [call.codes, call.scales.unwrap_or(call.codes)]);
+        let one_row = OneRow::of(call.config, call.weights.code_order(), mnk).filter(|_| self.on_hopper());
+        let as_link = || match &one_row {
+            Some(one) => Some(one.link([call.n, call.k], self.sm_count)),
+            None => call.config.in_chain(mnk, self.sm_count),
+        };
         let place = match call.a_is_made {
             true => InChain::alone(call.config),
-            false => self.in_chain(stream, call.config, mnk, &all),
+            false => self.in_chain(stream, call.config, &all, as_link),
         };
         let (block, split, serves) = (place.config.block(), place.config.split(), (call.weights, call.a_type));
         let kernels = self.small_m_weights(stream)?;
+        if let Some(one) = one_row {
+            return self.small_m_one_row(stream, call, &place, one);
+        }
         if self.small_m_wgmma_pass(stream, call, &place)? {
             return self.enqueued(stream, &place, &call.end);
         }

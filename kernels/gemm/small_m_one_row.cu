@@ -1,0 +1,11 @@
+// Products of one row of BF16 or F16 with E2M1 codes as published, and block scales: see small_m_one_row.cuh. Sums have the order of small_m_e2m1.cu.
+#include "gemm/small_m_one_row.cuh"
+#include "gemm/small_m_tile.cuh"
+
+#define SMALL_M(...) EACH_E2M1_WEIGHTS(SMALL_M_ONE_ROW_KERNEL, __VA_ARGS__)
+
+// name, times 16 rows, warps, steps of codes on their way, blocks on a multiprocessor by registers. Mirror of `TABLE` in src/gpu/kernels/small_m_one_row.rs.
+SMALL_M(four, 2, 4, 2, 6)
+SMALL_M(four, 2, 4, 4, 6)
+SMALL_M(eight, 2, 8, 2, 3)
+SMALL_M(narrow, 1, 16, 2, 2)
