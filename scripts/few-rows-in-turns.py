@@ -15,7 +15,7 @@ Images that are not there are left out. Kernels that cut k into as many parts ad
 Needs Python alone, and an NVIDIA GPU of the images' kind. With --check, which times nothing, the driver of emulator/ will do (SCALED_GEMM_LIBCUDA says where it is), of images in PTX (.ptx). The structs are those of
 src/gpu/kernels/small_m.rs and small_m_weights.rs as they are: kernels with others would read wrong memory. Operands are at most 64 layers, together ten times as large as the L2 cache (layers of less than
 10 MB: 64 of them), or --layers of them: one stays in the cache, and shows what a product takes whose memory is no limit. Figures are microseconds a product into BF16, the lesser of two medians of seven graphs: outside of
-chains, and in one, where weights are loaded before the wait. (The library's chains may take another configuration for a link, and release nothing where the next kernel finds no room: `SmallMConfig::in_chain`.)
+chains, and in one, where weights are loaded before the wait. (The library's chains may take another configuration for a link, and release nothing where the next kernel finds no room: `SmallMConfig::in_chain`, `OneRow::link`.)
 """
 import argparse
 import ctypes

@@ -7,13 +7,15 @@ mod common;
 mod guarded;
 #[path = "common/guarded_weights.rs"]
 mod guarded_weights;
+#[path = "gpu_small_m_e2m1/one_row.rs"]
+mod one_row;
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
 
 use common::gemm::*;
 use common::*;
 use guarded_weights::check_between_guards;
-use ndarray::{Array2, s};
+use ndarray::Array2;
 use scaled_gemm::reference::{self, Gelu};
 use scaled_gemm::{
     Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, HostQuantMatrix, KeptWeights, MatMut,
@@ -328,39 +330,6 @@ fn equal_rows_have_equal_results() {
     let pairs = [(BF16, NV), (F16, NV_ROW), (BF16, MX4), (Operand::Quantized(NV_ROW), NV)];
     let configs: Vec<_> = all(1).map(|config| (config, most_of(config))).collect();
     check_equal_rows(&handle, [189, 190], 1184, &pairs, &configs);
-}
-
-/// One row, which on sm_90 has kernels of its own, has the bits of the first of two: with k that ends in a step, of fewer steps than warps, of more than are on their way, and of so many that the row fits no shared memory.
-#[test]
-fn one_row_has_the_bits_of_the_first_of_two() {
-    let Some(handle) = decoding() else { return };
-    let mut rng = Noise::new(196);
-    for (i, [n, k]) in
-        [[136, 32], [264, 544], [72, 1056], [8, 2048], [136, 7168], [2056, 4128], [72, 18944], [40, 1 << 17]]
-            .into_iter()
-            .enumerate()
-    {
-        for pair in [(BF16, NV), (F16, NV_ROW), (BF16, MX4)] {
-            let (x, w) = (blocked(&mut rng, 2, k), quantized(&blocked(&mut rng, n, k), pair.1));
-            let case = Case::new(DType::F32);
-            let configs = if k < 1 << 17 { all(1).collect::<Vec<_>>() } else { one_of_each(1, i).collect() };
-            for config in configs.into_iter().filter(|config| most_of(*config) == 16) {
-                let rows = |m: usize| {
-                    let both = operands(&handle, &x.slice(s![..m, ..]).to_owned(), w.clone(), pair.0);
-                    let extras = Extras::new(&handle, &mut Noise::new(197), m, n, &[]);
-                    with!(&both, |ops| {
-                        let mut plan = planned(&handle, &case.desc(ops), config);
-                        (execute(&handle, &mut plan, ops, &extras, &case).bytes, plan.explain().to_string())
-                    })
-                };
-                let ((one, explain), (two, _)) = (rows(1), rows(2));
-                assert!(one == two[..n * 4], "{n} x {k}, {}, {config}: other bits", pair.1);
-                let own = handle.device().compute_capability == (9, 0) && config.block() != SmallMBlock::Sixteen;
-                let fits = k / config.split() as usize <= 1 << 14;
-                assert!(!fits || explain.contains("A in shared memory") == own, "{explain}");
-            }
-        }
-    }
 }
 
 #[test]

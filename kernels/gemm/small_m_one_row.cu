@@ -9,3 +9,7 @@ SMALL_M(four, 2, 4, 2, 6)
 SMALL_M(four, 2, 4, 4, 6)
 SMALL_M(eight, 2, 8, 2, 3)
 SMALL_M(narrow, 1, 16, 2, 2)
+
+// Where the row begins: mirror of what a test there says of its bytes.
+template <u32 PAIRS, u32 PARTS, u32 STAGES> constexpr u32 ROW = SmallMOneRowConfig<Bf16, E2m1Weights::NVFP4, PAIRS, PARTS, STAGES>::ROW;
+static_assert(ROW<2, 4, 2> == 24704 && ROW<2, 4, 4> == 45184 && ROW<2, 8, 2> == 49280 && ROW<1, 16, 2> == 49280, "those of OneRow::by");

@@ -1,6 +1,6 @@
 // One row of BF16 or F16 with E2M1 weights as published, on Hopper: the products of small_m_e2m1.cuh, to the same bits. There each warp loads A for itself, a step ahead, behind codes that were asked for before. Here all of the row that a
-// block multiplies lies in its shared memory, once, in the order that products take it: more codes are on their way, and A takes fewer operations and registers. Of two rows and more the copies cost what they save, as of
-// repacked codes, whose A takes no operations (H200, 2026-11, the record of one row).
+// block multiplies lies in its shared memory, once, in the order that products take it: more codes are on their way, and A takes fewer operations and registers. Of two rows and more the copies cost what they save, and
+// of repacked codes, whose A takes few operations (H200, 2026-11, the record of one row).
 #pragma once
 #include "gemm/small_m_e2m1.cuh"
 

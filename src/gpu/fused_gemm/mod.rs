@@ -11,7 +11,7 @@ use crate::gpu::device::memory::DeviceBytes;
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::sm90_rules;
-use crate::gpu::gemm::small_m_step::SmallMGpu;
+use crate::gpu::gemm::small_m_step::{How, SmallMGpu};
 use crate::gpu::grouped::fit::{
     Fit, check_apart, check_numbers, check_operands_apart, check_parts_apart, check_places_apart,
 };
@@ -413,11 +413,11 @@ impl<'a> FusedGemmArgs<'a> {
                         let (launches, of_results) = few(config.to_string());
                         (launches, of_products + of_results)
                     }
-                    few::Gated::ThenPass(_, meeting, _) => {
-                        let launches = match meeting {
-                            None => "two",
-                            Some(Meeting::Cluster) => "three",
-                            Some(Meeting::Memory) => "four",
+                    few::Gated::ThenPass(_, how, _) => {
+                        let launches = match how {
+                            None | Some(How::OneRow) => "two",
+                            Some(How::Warpgroups(Meeting::Cluster)) => "three",
+                            Some(How::Warpgroups(Meeting::Memory)) => "four",
                         };
                         (format!("{launches} launches: small-m, {gated}"), of_products)
                     }

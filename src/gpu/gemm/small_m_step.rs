@@ -47,8 +47,14 @@ impl SmallMGpu {
         OneRow::of(config, codes, mnk).filter(|_| self.wgmma)
     }
 
+    /// Which kernels that are sm_90's alone multiply such a product; `None`: none.
+    pub(crate) fn how(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> Option<How> {
+        let one_row = self.one_row(config, codes, mnk).map(|_| How::OneRow);
+        one_row.or_else(|| self.meeting(config, codes, mnk).map(How::Warpgroups))
+    }
+
     /// Where the parts of sums of such a product meet: in memory, if those of any pass do.
-    pub(crate) fn meeting(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> Option<Meeting> {
+    fn meeting(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> Option<Meeting> {
         let passes = Wgmma::passes(config, codes, mnk, self.sm_count).filter(|_| self.wgmma);
         passes.map(|pass| pass.meeting()).max()
     }
@@ -63,6 +69,23 @@ impl SmallMGpu {
         match self.wgmma {
             true => Wgmma::scratch_of(config, codes, mnk, self.sm_count),
             false => config.parts_bytes(self.clusters, [mnk[0], mnk[1]]),
+        }
+    }
+}
+
+/// How kernels that are sm_90's alone multiply few rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    OneRow,
+    Warpgroups(Meeting),
+}
+
+impl std::fmt::Display for How {
+    /// Behind the configuration.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::OneRow => f.write_str(", A in shared memory"),
+            Self::Warpgroups(meeting) => write!(f, ", by warpgroup products, {meeting}"),
         }
     }
 }
@@ -145,9 +168,8 @@ impl SmallMProduct {
     /// What `explain` says of it beside its configuration.
     pub(crate) fn words(&self) -> String {
         let passes = if self.passes() > 1 { format!(", {} passes over B", self.passes()) } else { String::new() };
-        match self.gpu.meeting(self.config(), self.codes, self.mnk) {
-            Some(meeting) => format!("{passes}, by warpgroup products, {meeting}"),
-            None if self.gpu.one_row(self.config(), self.codes, self.mnk).is_some() => ", A in shared memory".into(),
+        match self.gpu.how(self.config(), self.codes, self.mnk) {
+            Some(how) => format!("{passes}{how}"),
             None => passes,
         }
     }

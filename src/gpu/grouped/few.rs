@@ -11,12 +11,12 @@ use crate::gpu::device::memory::{DeviceBytes, Span};
 use crate::gpu::device::stream::Queue;
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
-use crate::gpu::gemm::small_m_step::SmallMGpu;
+use crate::gpu::gemm::small_m_step::{How, SmallMGpu};
 use crate::gpu::gemm::wgmma_rules::order_on;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    BlockCodes, E2M1_K_MULTIPLE, Each, Input, KernelFamily, Kernels, Meeting, OuterScales, Output, Sm90Groups,
-    SmallMConfig, SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
+    BlockCodes, E2M1_K_MULTIPLE, Each, Input, KernelFamily, Kernels, OuterScales, Output, Sm90Groups, SmallMConfig,
+    SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMOperands, SmallMWeights, SmallMWeightsCall,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
@@ -77,16 +77,16 @@ pub(crate) fn tiles(weights: SmallMWeights, [m, k]: [usize; 2]) -> Result<SmallM
 pub(crate) enum Gated {
     /// In one launch of tiles.
     Tiles(SmallMGroupsConfig),
-    /// Both products in this configuration, stored in FP32, and a pass over them. Without groups. By warpgroup products, if parts of their sums meet somewhere, which have so much scratch memory.
-    ThenPass(SmallMConfig, Option<Meeting>, usize),
+    /// Both products in this configuration, stored in FP32, and a pass over them. Without groups. By kernels that are sm_90's alone, if any, with so much scratch memory.
+    ThenPass(SmallMConfig, Option<How>, usize),
 }
 
 impl std::fmt::Display for Gated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tiles(config) => write!(f, "{config}"),
-            Self::ThenPass(config, meeting, _) => {
-                let how = meeting.map(|meeting| format!(", by warpgroup products {meeting}")).unwrap_or_default();
+            Self::ThenPass(config, how, _) => {
+                let how = how.map(|how| how.to_string()).unwrap_or_default();
                 write!(f, "{config}{how}, and a pass over both products")
             }
         }
@@ -104,8 +104,7 @@ pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu) -> 
     };
     Ok(match order_on(weights.operands(), codes, mnk, gpu).first() {
         Some(own) if then_pass(*own) => {
-            let meeting = gpu.meeting(*own, codes, mnk);
-            Gated::ThenPass(*own, meeting, gpu.scratch_bytes(*own, codes, mnk))
+            Gated::ThenPass(*own, gpu.how(*own, codes, mnk), gpu.scratch_bytes(*own, codes, mnk))
         }
         Some(tile) => Gated::Tiles(config.with_tile(*tile)),
         None => Gated::Tiles(config),
@@ -550,7 +549,7 @@ mod tests {
         let both = 33 * 2 * 2048 * 4;
         // A arranged, and eight parts of both products behind it.
         assert_eq!(FewWay::Gated(wide(Nvfp4, 33, 2048)).scratch_bytes([33, 2048, 7168]), 48 * 7168 * 2 + 9 * both);
-        assert!(wide(Nvfp4, 33, 2048).to_string().contains("by warpgroup products between"));
-        assert!(wide(Nvfp4, 33, 18432).to_string().contains("by warpgroup products behind"));
+        assert!(wide(Nvfp4, 33, 2048).to_string().contains("by warpgroup products, between"));
+        assert!(wide(Nvfp4, 33, 18432).to_string().contains("by warpgroup products, behind"));
     }
 }

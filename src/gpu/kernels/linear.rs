@@ -88,7 +88,10 @@ fn check_rounded(x: &Input<'_>, y: &Span<'_>) -> Result<()> {
     check_aligned("BF16 matrix", y, 16)
 }
 
-/// The blocks of column sums: strips are along y of the grid, which has room for eight million rows.
+/// The most rows whose columns are summed where no cast does that: strips are along y of the grid.
+pub(crate) const MOST_SUMMED_ROWS: usize = 65535 * STRIP_ROWS;
+
+/// The blocks of column sums.
 fn strips(x: &Input<'_>) -> Blocks {
     Blocks::new((x.cols.div_ceil(BIAS_COLUMNS), x.rows.div_ceil(STRIP_ROWS)), THREADS)
 }

@@ -63,7 +63,7 @@ pub(crate) use grouped_between::{CLAMPED, GROUP_AMAX, GroupPlaces};
 pub(crate) use grouped_forward::GroupedForward;
 pub(crate) use grouped_members::GroupedMembers;
 pub use image::{KernelFamily, KernelSource};
-pub(crate) use linear::{DelayedRule, column_sum_bytes};
+pub(crate) use linear::{DelayedRule, MOST_SUMMED_ROWS, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output, check_floats};
 pub(crate) use sm90_call::{Sm90Call, Sm90Codes, Sm90End, Sm90Operand, Sm90Scales};
 pub use sm90_config::Sm90Config;

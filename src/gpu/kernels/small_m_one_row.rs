@@ -139,6 +139,7 @@ impl Kernels {
     ) -> Result<()> {
         let one = if place.link { one.in_chain([call.n, call.k], self.sm_count) } else { one };
         let (block, split, serves) = (one.config.block(), one.config.split(), (call.weights, call.a_type));
+        tracing::trace!(%block, stages = one.stages, "one row");
         let kernels = &self.small_m(stream)?.3;
         let found =
             kernels.all.iter().find(|(of, stages, weights, _)| (*of, *stages, *weights) == (block, one.stages, serves));
@@ -183,6 +184,10 @@ mod tests {
         // 24,592 bytes without the row, in lines of 128 behind what aligns them; and 256 for each 128 of k.
         assert_eq!([of(Four, 1, [8, 32]).shared, of(Four, 1, [8, 256]).shared], [128 + 24704 + 256, 128 + 24704 + 512]);
         assert_eq!(of(Four, 8, [8, 18944]).shared, 128 + 24704 + 19 * 256);
+        // As a static_assert of the kernels says.
+        let config = |block| SmallMConfig::new(block, 1).unwrap();
+        let begins = TABLE.map(|row| OneRow::by(&row, config(row.block), [8, 32]).shared - 128 - 256);
+        assert_eq!(begins, [24704, 45184, 49280, 49280]);
         assert_eq!([Four, Eight, Narrow].map(|block| of(block, 1, [4096, 2048]).residents), [6, 3, 2]);
         assert_eq!([Four, Eight, Narrow].map(|block| of(block, 1, [4096, 18944]).residents), [3, 2, 2]);
         for row in &TABLE {

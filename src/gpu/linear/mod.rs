@@ -23,7 +23,7 @@ use crate::gpu::cast::quantize::QuantizeTo;
 use crate::gpu::device::memory::DeviceBuffer;
 use crate::gpu::gemm::available::Facts;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{KernelFamily, column_sum_bytes};
+use crate::gpu::kernels::{KernelFamily, MOST_SUMMED_ROWS, column_sum_bytes};
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 /// `Y = X W^T + bias` with gradients, each product by quantized operands as [`LinearRecipe`] says; X is tokens x in, W out x in, Y
@@ -157,10 +157,11 @@ impl Linear {
     /// The same with a bias, one number of the layer's type for each out feature, which is copied. Allocates.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] for other vectors; otherwise as [`Linear::new`].
+    /// [`Error::Shape`], [`Error::DType`] for other vectors; [`Error::Shape`] where the gradient stays BF16 (recipes [`LinearRecipe::Bf16`] and [`LinearRecipe::Nvfp4Row`]) and the layer is made for more than 8,388,480 tokens, whose sum no kernel makes in one pass; otherwise as [`Linear::new`].
     pub fn with_bias(mut self, handle: &Handle, bias: &VecRef<'_>) -> Result<Self> {
         self.check_handle(handle)?;
         self.check_bias(bias)?;
+        check_summed(self.recipe, self.max_tokens)?;
         handle.refuse_capture("giving a linear layer a bias")?;
         self.bias = Some(DeviceBuffer::zeros(handle.queue(), self.out * self.dtype.bytes())?);
         self.gradient = Some(new_gradient(handle, self.recipe, self.dtype, [self.out, self.max_tokens], true)?);
@@ -458,9 +459,28 @@ fn check_max_tokens(tokens: usize, features: usize) -> Result<()> {
     ))
 }
 
+/// Refuses numbers of tokens that the gradient of a bias cannot sum: those of a dY that no cast reads.
+fn check_summed(recipe: LinearRecipe, tokens: usize) -> Result<()> {
+    if recipe.input_gradient().is_some() || tokens <= MOST_SUMMED_ROWS {
+        return Ok(());
+    }
+    let rule = format!("a layer with a bias whose gradient stays BF16 takes at most {MOST_SUMMED_ROWS}");
+    Err(Error::shape("tokens of a linear layer", format!("{tokens}"), rule, "pass them in parts"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_that_no_kernel_sums_are_refused() {
+        for recipe in [LinearRecipe::Bf16, LinearRecipe::Nvfp4Row] {
+            assert!(check_summed(recipe, MOST_SUMMED_ROWS).is_ok());
+            let text = check_summed(recipe, MOST_SUMMED_ROWS + 1).unwrap_err().to_string();
+            assert!(text.contains("8388481") && text.contains("at most 8388480"), "{text}");
+        }
+        assert!(check_summed(LinearRecipe::Fp8Blockwise, usize::MAX).is_ok());
+    }
 
     #[test]
     fn tokens_beyond_any_memory_are_refused() {

@@ -95,6 +95,10 @@ impl Linear {
             if let (Some(scales), Some(factor)) = (&self.scales, &mut saved.factor) {
                 scales.copy_factor(handle, Tensor::Input, factor)?;
             }
+            // Before Y is written, as a product of codes does not hold X apart from it.
+            if let Kept::Bf16(form) = &mut saved.kept {
+                form.take(handle, "X", x)?;
+            }
             match (self.recipe.forward(), &self.x) {
                 (Some([recipe, _]), Some(room)) => {
                     let mut rows = room.matrix(tokens, features)?;
@@ -109,9 +113,6 @@ impl Linear {
                     self.product_of_rows(handle, &rows, y)?;
                 }
                 _ => self.product_of_plain(handle, x, y)?,
-            }
-            if let Kept::Bf16(form) = &mut saved.kept {
-                form.take(handle, "X", x)?;
             }
         }
         saved.of = Some(self.made(tokens, features));

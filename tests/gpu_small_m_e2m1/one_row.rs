@@ -1,0 +1,138 @@
+//! One row, which on sm_90 has kernels of its own, has the bits that other kernels give it, outside of chains and as a link of one.
+
+use std::sync::{Arc, Mutex};
+
+use ndarray::s;
+use scaled_gemm::{CapturedGraph, Handle, SmallMBlock, SmallMConfig};
+use tracing::field::{Field, Visit};
+
+use super::*;
+
+/// How many steps of codes the kernels of one row had on their way, launch by launch, as the crate tells of them.
+#[derive(Clone, Default)]
+struct Stages(Arc<Mutex<Vec<u64>>>);
+
+impl Stages {
+    fn of<T>(work: impl FnOnce() -> T) -> (T, Vec<u64>) {
+        let stages = Self::default();
+        let done = tracing::subscriber::with_default(stages.clone(), work);
+        let all = stages.0.lock().unwrap().clone();
+        (done, all)
+    }
+}
+
+impl tracing::Subscriber for Stages {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().ends_with("kernels::small_m_one_row")
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Found<'a>(&'a mut Vec<u64>);
+        impl Visit for Found<'_> {
+            fn record_u64(&mut self, field: &Field, value: u64) {
+                if field.name() == "stages" {
+                    self.0.push(value);
+                }
+            }
+            fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+        }
+        event.record(&mut Found(&mut self.0.lock().unwrap()));
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+const OWN: [Pair; 3] = [(BF16, NV), (F16, NV_ROW), (BF16, MX4)];
+
+fn on_hopper(handle: &Handle) -> bool {
+    handle.device().compute_capability == (9, 0)
+}
+
+/// With k that ends in a step, of fewer steps than warps, of more than are on their way, and so long that no row finds room; where a kernel of one row is launched, and `explain` says so, and where not.
+#[test]
+fn one_row_has_the_bits_of_the_first_of_two() {
+    let Some(handle) = decoding() else { return };
+    let mut rng = Noise::new(196);
+    let shapes = [[136, 32], [264, 544], [72, 1056], [8, 2048], [136, 7168], [2056, 4128], [72, 18944], [40, 1 << 17]];
+    for (i, [n, k]) in shapes.into_iter().enumerate() {
+        for pair in OWN {
+            let (x, w) = (blocked(&mut rng, 2, k), quantized(&blocked(&mut rng, n, k), pair.1));
+            let case = Case::new(DType::F32);
+            let configs = if k < 1 << 17 { all(1).collect::<Vec<_>>() } else { one_of_each(1, i).collect() };
+            for config in configs.into_iter().filter(|config| most_of(*config) == 16) {
+                let rows = |m: usize| {
+                    let both = operands(&handle, &x.slice(s![..m, ..]).to_owned(), w.clone(), pair.0);
+                    let extras = Extras::new(&handle, &mut Noise::new(197), m, n, &[]);
+                    with!(&both, |ops| {
+                        let mut plan = planned(&handle, &case.desc(ops), config);
+                        let (stored, own) = Stages::of(|| execute(&handle, &mut plan, ops, &extras, &case));
+                        (stored.bytes, own, plan.explain().to_string())
+                    })
+                };
+                let ((one, own, explain), (two, others, _)) = (rows(1), rows(2));
+                assert!(one == two[..n * 4], "{n} x {k}, {}, {config}: other bits", pair.1);
+                let fits = k / config.split() as usize <= 1 << 14;
+                let expected = on_hopper(&handle) && config.block() != SmallMBlock::Sixteen && fits;
+                assert!(own.iter().all(|stages| *stages == 2), "{config}: {own:?}");
+                assert_eq!((!own.is_empty(), others.len()), (expected, 0), "{n} x {k}, {config}");
+                assert_eq!(explain.contains("A in shared memory"), expected, "{explain}");
+            }
+        }
+    }
+}
+
+/// The same as links of a chain, whose weights are loaded before the wait; and with four steps on their way where warps have three or four of them.
+#[test]
+fn links_have_the_bits_of_products_alone() {
+    use SmallMBlock::{Eight, Four, Narrow};
+    let Some(handle) = decoding() else { return };
+    let mut rng = Noise::new(198);
+    let cases = [
+        (2112, Four, 2, 4),
+        (2048, Four, 1, 4),
+        (1568, Four, 1, 4),
+        (1024, Four, 1, 2),
+        (2592, Four, 1, 2),
+        (2112, Eight, 2, 2),
+        (2112, Narrow, 1, 2),
+    ];
+    for pair in OWN {
+        for (k, block, split, stages) in cases {
+            let config = SmallMConfig::new(block, split).unwrap();
+            let case = Case::new(DType::F32);
+            let mut layers: Vec<_> = (0..3)
+                .map(|_| {
+                    let both = new(&handle, &mut rng, [1, 264, k], pair);
+                    let extras = Extras::new(&handle, &mut rng, 1, 264, &[]);
+                    let mut plan = with!(&both, |ops| planned(&handle, &case.desc(ops), config));
+                    let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
+                    let output = with!(&both, |ops| Output::new(&handle, ops, &extras, &case));
+                    (both, extras, plan, want, output)
+                })
+                .collect();
+            let (graph, own): (CapturedGraph, _) = Stages::of(|| {
+                let all = || {
+                    handle.chain(|| {
+                        layers.iter_mut().try_for_each(|(both, extras, plan, _, output)| {
+                            with!(&*both, |ops| plan.execute(&handle, output.args(ops, extras, &case)))
+                        })
+                    })
+                };
+                handle.capture(all).unwrap()
+            });
+            let expected = if on_hopper(&handle) { vec![stages; 3] } else { vec![] };
+            assert_eq!(own, expected, "{pair:?}, k = {k}, {config}");
+            for (.., output) in &mut layers {
+                output.reset(&handle);
+            }
+            handle.launch(&graph).unwrap();
+            for (.., want, output) in &layers {
+                assert!(output.read(&handle, "a link") == *want, "{pair:?}, k = {k}, {config}");
+            }
+        }
+    }
+}
