@@ -1,10 +1,12 @@
 //! Trains a small model of characters twice, with BF16 linear layers and with FP8 ones (`Float8BlockwiseLinear`'s recipe: 1x128
 //! activations and gradients, 128x128 weights), from the same weights on the same text; draws both losses.
 //!
-//! Linear layers are on the GPU where one answers, else on the CPU; `--device` asks for one of them.
+//! Linear layers are on the GPU where one answers that has these recipes (sm_90), else on the CPU; `--device` asks for one of them.
 //!
 //!     cargo run --release --example train_char [--device cpu|cuda] [STEPS [FILE.svg]]
 
+mod arguments;
+mod curves;
 mod dense;
 mod layers;
 mod model;
@@ -12,62 +14,19 @@ mod text;
 mod training;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
-use dense::Device;
+use arguments::{Asked, asked, help};
+use dense::{Dense, Device};
 use indicatif::{ProgressBar, ProgressStyle};
 use model::Model;
-use plotters::prelude::*;
-use scaled_gemm::LinearRecipe;
 use scaled_gemm::reference::Noise;
 use text::Text;
 use training::{LAST, LEN, RECIPES, last, train};
 
-/// What a command line asks for.
-#[derive(Debug, PartialEq)]
-enum Asked {
-    Help,
-    Training { device: Option<String>, steps: usize, path: PathBuf },
-}
-
-/// Without a number of steps.
-const STEPS: usize = 200;
-/// Without a file.
-const FILE: &str = "target/train_char.svg";
-
-fn usage() -> String {
-    format!("usage: train_char [--device cpu|cuda] [STEPS [FILE.svg]], with at least {LAST} steps")
-}
-
-fn help() -> String {
-    format!(
-        "Trains a small transformer of characters twice, with BF16 linear layers and with FP8 ones, from the same weights on the same\n\
-         text, prints the loss of both at the end (the mean of the last {LAST} steps, in nats a character), and draws both curves.\n\n\
-         {}\n\n  \
-         --device    where linear layers are; without it on the GPU where one answers, else on the CPU\n  \
-         STEPS       steps of each training, {STEPS} without it\n  \
-         FILE.svg    the drawing, {FILE} without it; its folder must exist",
-        usage()
-    )
-}
-
-fn asked(arguments: impl IntoIterator<Item = String>) -> Result<Asked, String> {
-    let mut arguments = arguments.into_iter().peekable();
-    if arguments.next_if(|argument| ["--help", "-h"].contains(&argument.as_str())).is_some() {
-        return Ok(Asked::Help);
-    }
-    let device = arguments.next_if(|argument| argument == "--device").map(|_| arguments.next().unwrap_or_default());
-    let steps = arguments.next().map_or(Ok(STEPS), |steps| steps.parse::<usize>());
-    let path = arguments.next().map_or_else(|| PathBuf::from(FILE), PathBuf::from);
-    match (steps, arguments.next()) {
-        (Ok(steps @ LAST..), None) => Ok(Asked::Training { device, steps, path }),
-        _ => Err(usage()),
-    }
-}
-
 fn main() -> ExitCode {
-    let done = asked(std::env::args().skip(1)).map_err(Box::from).and_then(run);
+    let done = asked(std::env::args_os().skip(1)).map_err(Box::from).and_then(run);
     // As text: what `main` returns is printed with quotes and escapes.
     done.map_or_else(
         |error| {
@@ -80,20 +39,12 @@ fn main() -> ExitCode {
 
 fn run(asked: Asked) -> Result<(), Box<dyn Error>> {
     let Asked::Training { device, steps, path } = asked else {
-        println!("{}", help());
-        return Ok(());
+        return say(&help());
     };
     // Before the training, whose curves it would cost.
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        return Err(format!(
-            "{}: there is no folder {}; make it, or name another file",
-            path.display(),
-            folder.display()
-        )
-        .into());
-    }
+    curves::check(&path)?;
     let device = named(device.as_deref())?;
-    println!("linear layers on {device}");
+    say(&format!("linear layers on {device}"))?;
     let text = Text::new(2000);
     let mut curves = Vec::new();
     for recipe in RECIPES {
@@ -104,15 +55,25 @@ fn run(asked: Asked) -> Result<(), Box<dyn Error>> {
             bar.inc(1);
         })?;
         bar.finish();
-        println!("{recipe}: loss {:.3} at the end; it writes {:?}", last(&losses), write(&mut model, &text, 48)?);
+        let wrote = write(&mut model, &text, 48)?;
+        say(&format!("{recipe}: loss {:.3} at the end; it writes {wrote:?}", last(&losses)))?;
         curves.push((recipe, losses));
     }
-    draw(&path, &device, &curves)?;
-    println!(
+    curves::draw(&path, &device.to_string(), &curves)?;
+    say(&format!(
         "both curves: {} (a loss at the end is the mean of the last {LAST} steps, in nats a character)",
         path.display()
-    );
-    Ok(())
+    ))
+}
+
+/// A line on standard output. Whoever has closed it wants no more of it.
+fn say(line: &str) -> Result<(), Box<dyn Error>> {
+    match writeln!(io::stdout(), "{line}") {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("standard output: {error}; give it a file or a pipe that can be written to").into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The device that was asked for, or what there is.
@@ -120,14 +81,26 @@ fn named(device: Option<&str>) -> Result<Device, Box<dyn Error>> {
     match device {
         Some("cpu") => Ok(Device::Cpu),
         #[cfg(feature = "cuda")]
-        Some("cuda") => Ok(Device::gpu()?),
+        Some("cuda") => {
+            let gpu = Device::gpu()?;
+            has_all_recipes(&gpu).map_err(|error| format!("--device cuda: {error}; or take --device cpu"))?;
+            Ok(gpu)
+        }
         Some(other) => Err(format!("--device {other:?}: must be cpu or cuda (with the feature of that name)").into()),
         None => {
             let (device, why) = Device::found()?;
-            why.into_iter().for_each(|why| println!("{why}"));
-            Ok(device)
+            why.iter().try_for_each(|why| say(why))?;
+            match has_all_recipes(&device) {
+                Err(error) => say(&format!("{device}: {error}")).map(|()| Device::Cpu),
+                Ok(()) => Ok(device),
+            }
         }
     }
+}
+
+/// Whether layers of all recipes can be made there: one of them is for GPUs of sm_90.
+fn has_all_recipes(device: &Device) -> scaled_gemm::Result<()> {
+    RECIPES.into_iter().try_for_each(|recipe| Dense::new([128; 2], LEN, recipe, &mut Noise::new(1), device).map(drop))
 }
 
 /// What the model holds most likely after "the ", character by character.
@@ -142,30 +115,6 @@ fn write(model: &mut Model, text: &Text, count: usize) -> Result<String, Box<dyn
         symbols.push(best);
     }
     Ok(text.spell(&symbols[begin..]))
-}
-
-fn draw(path: &PathBuf, device: &Device, curves: &[(LinearRecipe, Vec<f32>)]) -> Result<(), Box<dyn Error>> {
-    let steps = curves.iter().map(|(_, losses)| losses.len()).max().unwrap_or(1);
-    let most = curves.iter().flat_map(|(_, losses)| losses).copied().fold(0.0, f32::max);
-    let root = SVGBackend::new(path, (760, 440)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
-        .caption(format!("Loss of a small model of characters, on {device}"), ("sans-serif", 17))
-        .margin(14)
-        .x_label_area_size(40)
-        .y_label_area_size(56)
-        .build_cartesian_2d(0..steps, 0.0..most * 1.05)?;
-    chart.configure_mesh().x_desc("step").y_desc("nats a character").draw()?;
-    for ((recipe, losses), color) in curves.iter().zip([RGBColor(0, 114, 178), RGBColor(213, 94, 0)]) {
-        let points = losses.iter().enumerate().map(|(step, loss)| (step, *loss));
-        chart
-            .draw_series(LineSeries::new(points, &color))?
-            .label(recipe.to_string())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], color));
-    }
-    chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
-    root.present()?;
-    Ok(())
 }
 
 #[cfg(test)]
@@ -192,42 +141,6 @@ mod tests {
             let [bf16, fp8] = [bf16, fp8].map(|losses| last(&losses));
             println!("seed {seed}: {bf16:.4} {fp8:.4}");
             assert!(bf16 < 1.3 && (bf16 - fp8).abs() < 0.05, "seed {seed}: bf16 {bf16}, fp8 {fp8}");
-        }
-    }
-
-    #[test]
-    fn help_is_no_error_and_wrong_arguments_are() {
-        let of = |words: &str| asked(words.split_whitespace().map(String::from));
-        assert_eq!([of("--help"), of("-h")], [Ok(Asked::Help), Ok(Asked::Help)]);
-        let help = help();
-        for word in ["BF16", "FP8", &usage(), "--device", "STEPS", "200", "target/train_char.svg", "last 10 steps"] {
-            assert!(help.contains(word), "{word}: {help}");
-        }
-        let training = |device: Option<&str>, steps, path: &str| {
-            Ok(Asked::Training { device: device.map(String::from), steps, path: path.into() })
-        };
-        assert_eq!(of(""), training(None, 200, "target/train_char.svg"));
-        assert_eq!(of("--device cpu 20 x.svg"), training(Some("cpu"), 20, "x.svg"));
-        for wrong in ["many", "9", "20 x.svg more", "--device cpu --help", "20 x.svg --help", "--steps 20"] {
-            assert!(of(wrong).unwrap_err().contains("usage: train_char [--device cpu|cuda]"), "{wrong}");
-        }
-    }
-
-    /// Each in its color, a point a step, and by its name.
-    #[test]
-    fn both_curves_are_drawn() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("losses.svg");
-        let curves = RECIPES.map(|recipe| (recipe, vec![3.0, 2.0, 1.5, 1.25, 1.0]));
-        draw(&path, &Device::Cpu, &curves).unwrap();
-        let svg = std::fs::read_to_string(&path).unwrap();
-        for (recipe, color) in RECIPES.into_iter().zip(["#0072B2", "#D55E00"]) {
-            let lines = svg.split('<').filter(|tag| tag.starts_with("polyline") && tag.contains(color));
-            let points = |tag: &str| {
-                tag.split("points=\"").nth(1).map_or(0, |of| of.split('"').next().unwrap().matches(',').count())
-            };
-            assert!(lines.map(points).any(|points| points == 5), "{recipe} has no curve of five steps: {svg}");
-            assert!(svg.contains(&recipe.to_string()), "{recipe} is not named: {svg}");
         }
     }
 

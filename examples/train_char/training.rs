@@ -35,7 +35,7 @@ pub fn train(
     let shape = Shape { alphabet, len: LEN, tokens, width: WIDTH, hidden: HIDDEN, heads: HEADS, blocks: BLOCKS };
     let mut model = Model::new(shape, recipe, seed, device)?;
     let mut noise = Noise::new(100 + seed);
-    let mut losses = Vec::with_capacity(steps);
+    let mut losses = Vec::new();
     for step in 0..steps {
         let (symbols, next) = text.batch(STRETCHES, LEN, &mut noise);
         // Smaller steps towards the end.

@@ -41,7 +41,7 @@ impl<T> GivenScale<T> {
         Error::unsupported(
             "a given amax for an FP8 cast",
             "the rule that makes a scale of it is part of a recipe, and this cast has none",
-            "pass Fp8Recipe::group_scale(amax).encode as GivenScale::Encode",
+            "pass the encode of the recipe's group_scale of that amax as GivenScale::Encode",
         )
     }
 }

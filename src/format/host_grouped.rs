@@ -122,7 +122,7 @@ impl HostGroupedTensor {
     /// The same values with the codes of each member transposed where they lie: of a tensor by rows that by columns, and back.
     ///
     /// What quantizing the other way gives, since a member has one scale. Runs on all cores, of which each takes
-    /// 64 columns or more of a member as it is stored. Allocates the result, and about 64 bytes for each member and for every 4096 elements.
+    /// 64 columns or more of a member as it is stored. Allocates the result, and up to 180 bytes for each member and for every 4096 elements.
     #[doc(alias = "columnwise")]
     pub fn transpose(&self) -> Self {
         let mut codes = vec![0; self.codes.len()];

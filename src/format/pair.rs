@@ -297,7 +297,7 @@ pub(crate) fn check_linear((out, features): (usize, usize), dtype: DType) -> Res
         ));
     }
     if !dtype.is_wide() {
-        return Err(Error::dtype("X and dY of a linear layer", dtype, "must be a wide type", "pass bf16, f16 or f32"));
+        return Err(Error::dtype("the type of a linear layer", dtype, "must be a wide type", "pass bf16, f16 or f32"));
     }
     Ok(())
 }

@@ -123,7 +123,7 @@ impl<'a> GroupedInput<'a> {
 ///
 /// Gives the tensor in the layout of the input, and every amax: one for each member, or one if scales are shared. The codes of a transposed
 /// scheme are the others transposed. Runs on all cores; allocates the result, an FP32 number an element for gradients, a byte
-/// an element if the scheme is transposed, and about 64 bytes for each member and for every 4096 elements.
+/// an element if the scheme is transposed, and up to 180 bytes for each member and for every 4096 elements.
 ///
 /// ```
 /// use scaled_gemm::reference::{GroupedView, dequantize_grouped, quantize_grouped};
@@ -203,8 +203,8 @@ pub fn quantize_grouped_with_scales(
 /// `fl(code * scale)` of its member, rounded to nearest even in `out`, as FP32 values in the layout of the tensor; gaps are zero.
 ///
 /// Members are `[rows][cols]`, also those that are stored transposed. A value beyond the range of `out` becomes infinite in F32, BF16 and F16,
-/// and the largest value in E4M3 and E5M2. Runs on all cores; allocates the result, a byte an element for transposed codes, and about
-/// 64 bytes for each member and for every 4096 elements.
+/// and the largest value in E4M3 and E5M2. Runs on all cores; allocates the result, a byte an element for transposed codes, and up to
+/// 180 bytes for each member and for every 4096 elements.
 pub fn dequantize_grouped(q: &HostGroupedTensor, out: DType) -> Vec<f32> {
     let by_rows = if q.scheme().is_transposed() { Cow::Owned(q.transpose()) } else { Cow::Borrowed(q) };
     let mut values = vec![0.0; q.layout().buffer_len()];

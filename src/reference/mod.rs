@@ -2,6 +2,8 @@
 //!
 //! The quantizers give the GPU's bytes. The product runs where no GPU is, on all cores. [`definition`] says all of it once more
 //! in the plainest words, to compare with; [`gemm_bound`] says how far a correct product may be off. Both are for tests.
+//!
+//! Some names are those of the GPU's types at the root ([`Linear`], [`SavedInput`]): import what you need by name, not both by `*`.
 
 mod blocks;
 mod bound;

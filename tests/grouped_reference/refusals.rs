@@ -130,7 +130,7 @@ fn calls_that_do_not_fit_are_refused_in_words() {
         says(given(E4M3.shared(), GivenScale::Decode(&scales)), &text);
     }
     let amax = "a given amax for an FP8 cast is not supported: the rule that makes a scale of it is part of a recipe, and this cast has \
-                none; pass Fp8Recipe::group_scale(amax).encode as GivenScale::Encode";
+                none; pass the encode of the recipe's group_scale of that amax as GivenScale::Encode";
     says(given(E4M3, GivenScale::Amax(&[1.0; 3])), amax);
     let none = GroupedLayout::packed(&[]).unwrap();
     says(quantize_grouped_with_scales(&input(&none, &[]), E4M3, GivenScale::Amax(&[])), amax);

@@ -67,6 +67,7 @@ mod tests {
     type Case = ([usize; 2], [f64; 4], [f64; 3], [f64; 2]);
 
     #[test]
+    #[expect(clippy::approx_constant, reason = "6.28 is a time")]
     fn what_was_fastest_comes_first() {
         let cases: [Case; 15] = [
             ([4096, 7168], [10.94, 8.60, 10.05, 10.07], [8.55, 8.82, 10.56], [8.75, 10.84]),

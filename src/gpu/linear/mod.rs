@@ -371,7 +371,7 @@ impl Linear {
         [self.weight.plain.as_ref(), self.weight.transposed.as_ref()]
     }
 
-    /// Bytes on the device that the layer itself holds: W in all its forms, the bias, X and dY of the most tokens.
+    /// Bytes on the device that the layer itself holds: W in all its forms, the bias, X and dY of the most tokens, and FP32 sums where its products take them.
     pub fn device_bytes(&self) -> usize {
         let matrices =
             [&self.weight.plain, &self.weight.transposed].into_iter().flatten().map(QuantMatrix::device_bytes);
