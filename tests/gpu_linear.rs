@@ -11,6 +11,8 @@ mod foreign;
 mod guarded;
 #[path = "common/hazards.rs"]
 mod hazards;
+#[path = "gpu_linear/in_place.rs"]
+mod in_place;
 #[path = "common/linear.rs"]
 mod linear;
 #[path = "gpu_linear/refreshed.rs"]

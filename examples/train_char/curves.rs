@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fs::OpenOptions;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use plotters::prelude::*;
@@ -16,12 +17,18 @@ pub fn check(path: &Path) -> Result<(), String> {
     if path.is_dir() {
         return Err(refused("it is a folder".into()));
     }
-    let was = path.exists();
-    OpenOptions::new().append(true).create(true).open(path).map_err(|error| refused(error.to_string()))?;
-    if !was {
-        std::fs::remove_file(path).map_err(|error| refused(error.to_string()))?;
-    }
-    Ok(())
+    let tried = match OpenOptions::new().append(true).create_new(true).open(path) {
+        Ok(_) => std::fs::remove_file(path),
+        // A link to nothing has no metadata; what is no file is written, not opened to see.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            path.metadata().and_then(|found| match found.is_file() {
+                true => OpenOptions::new().append(true).open(path).map(drop),
+                false => Ok(()),
+            })
+        }
+        Err(error) => Err(error),
+    };
+    tried.map_err(|error| refused(error.to_string()))
 }
 
 /// Both curves, on this device, in place of what the file holds.
@@ -92,6 +99,13 @@ mod tests {
         {
             let text = check(path).unwrap_err();
             assert!(text.contains(why) && text.ends_with("name another file"), "{text}");
+        }
+        #[cfg(unix)]
+        {
+            let link = folder.path().join("link.svg");
+            std::os::unix::fs::symlink(folder.path().join("nothing.svg"), &link).unwrap();
+            check(&link).unwrap_err();
+            assert!(link.is_symlink() && !folder.path().join("nothing.svg").exists());
         }
         assert!(check(Path::new("")).unwrap_err().contains("FILE.svg: "));
         let full = Path::new("/dev/full");

@@ -139,7 +139,7 @@ impl Kernels {
     ) -> Result<()> {
         let one = if place.link { one.in_chain([call.n, call.k], self.sm_count) } else { one };
         let (block, split, serves) = (one.config.block(), one.config.split(), (call.weights, call.a_type));
-        tracing::trace!(%block, stages = one.stages, "one row");
+        tracing::trace!(%block, stages = one.stages, loads_early = place.loads_early, "one row");
         let kernels = &self.small_m(stream)?.3;
         let found =
             kernels.all.iter().find(|(of, stages, weights, _)| (*of, *stages, *weights) == (block, one.stages, serves));

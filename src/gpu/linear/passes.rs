@@ -91,6 +91,7 @@ impl Linear {
         if let Kept::HighPrecision(shared) = &mut saved.kept {
             *shared = if tokens > 0 { Some(share("X", x)?) } else { None };
         }
+        saved.check_apart("Y", &y)?;
         if tokens > 0 {
             if let (Some(scales), Some(factor)) = (&self.scales, &mut saved.factor) {
                 scales.copy_factor(handle, Tensor::Input, factor)?;

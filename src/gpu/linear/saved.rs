@@ -66,7 +66,7 @@ impl SavedInput {
         room.matrix(of.features, of.tokens.next_multiple_of(pair::K_MULTIPLE)).map(Some)
     }
 
-    /// Refuses a target in the memory of X: dW reads that while it is written, and after dX is.
+    /// Refuses a target in the memory of X: dW reads that while it is written, and after Y and dX are.
     pub(super) fn check_apart(&self, which: &str, target: &MatMut<'_>) -> Result<()> {
         match &self.kept {
             Kept::HighPrecision(Some(x)) => x.check_apart("saved X", which, target),
