@@ -247,11 +247,9 @@ fn tune_then_bench_with_the_records() {
         // Two measurements, one after the other: small products differ by more than a small cast takes.
         assert!(row["both_us"].as_f64().unwrap() >= 0.8 * row["gemm_us"].as_f64().unwrap(), "{row:#}");
         let formulation = row["formulation"].as_str().unwrap();
-        assert_eq!(
-            formulation.starts_with("dequantized-bf16"),
-            formulation.ends_with("weights kept dequantized"),
-            "{row:#}"
-        );
+        // Tuning may have found another way faster for weights that are kept, too.
+        let (kept, decoded) = (formulation.ends_with("weights kept dequantized"), formulation.starts_with("small-m"));
+        assert_eq!(kept, formulation.starts_with("dequantized-bf16") || (kept && decoded), "{row:#}");
     }
     assert_words(value["baseline"].as_str().unwrap(), &["BF16", "cuBLASLt"]);
     assert_words(&fs::read_to_string(&plot).unwrap(), &["<svg", "bf16"]);

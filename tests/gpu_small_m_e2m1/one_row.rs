@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use ndarray::s;
-use scaled_gemm::{CapturedGraph, Handle, SmallMBlock, SmallMConfig};
+use scaled_gemm::{Handle, SmallMBlock, SmallMConfig};
 use tracing::field::{Field, Visit};
 
 use super::*;
@@ -134,7 +134,7 @@ fn links_have_the_bits_of_products_alone() {
                     (both, extras, plan, want, output)
                 })
                 .collect();
-            let (graph, own): (CapturedGraph, _) = Stages::of(|| {
+            let (graph, own) = Stages::of(|| {
                 let all = || {
                     handle.chain(|| {
                         layers.iter_mut().try_for_each(|(both, extras, plan, _, output)| {
@@ -142,11 +142,13 @@ fn links_have_the_bits_of_products_alone() {
                         })
                     })
                 };
-                handle.capture(all).unwrap()
+                capture_among_others(&handle, all).unwrap()
             });
             // The first follows nothing that is known.
             let expected =
                 if on_hopper(&handle) { vec![(stages, false), (stages, true), (stages, true)] } else { vec![] };
+            // A capture that another thread's test broke is made anew.
+            let own = &own[own.len().saturating_sub(expected.len())..];
             assert_eq!(own, expected, "{pair:?}, k = {k}, {config}");
             for (.., output) in &mut layers {
                 output.reset(&handle);
