@@ -279,11 +279,19 @@ fn check_backward(
     let experts: Vec<i32> = (0..rows).map(|i| if i % 7 == 3 { -1 } else { (i % 5) as i32 }).collect();
     let words: Vec<u32> = experts.iter().map(|e| e.cast_unsigned()).collect();
     let (weights_there, experts_there) = (handle.upload(&weights).unwrap(), handle.upload(&words).unwrap());
-    // Codes of finite numbers, in groups along rows and in tiles.
+    // Codes of finite numbers: along rows, in tiles, of single columns, whole rows, and by every order of scales.
     let finite = x.values.mapv(|v| if v.is_finite() { v.clamp(-1e4, 1e4) } else { 1.0 });
-    let coded_by = [CastGroup::Group1x128, CastGroup::Tile128x128, CastGroup::Group32x1].map(|group| {
-        let recipe = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, group).unwrap());
-        reference::cast(&finite.view().into(), recipe).unwrap()
+    let coded_by = [
+        (CastGroup::Group1x128, CastScales::RowMajor),
+        (CastGroup::Tile128x128, CastScales::RowMajor),
+        (CastGroup::Group32x1, CastScales::RowMajor),
+        (CastGroup::Group1x128, CastScales::Ue8m0),
+        (CastGroup::Group1x32, CastScales::ColumnMajor),
+        (CastGroup::Row, CastScales::RowMajor),
+    ]
+    .map(|(group, scales)| {
+        let scheme = CastScheme::new(CodeFormat::E4M3, group).unwrap().with_scales(scales);
+        reference::cast(&finite.view().into(), CastRecipe::new(scheme)).unwrap()
     });
     let to = if group == 32 { CastGroup::Group1x32 } else { CastGroup::Group1x128 };
     let to = CastScheme::new(CodeFormat::E4M3, to).unwrap();
@@ -293,7 +301,7 @@ fn check_backward(
     {
         let recipe = CastRecipe::new(to.with_scales(scales));
         let (all, from_codes) = (way % 2 == 0, way / 2 % 2 == 1);
-        let codes = &coded_by[way % 3];
+        let codes = &coded_by[way % 6];
         let coded = from_codes.then(|| CastMatrix::from_host(handle, codes).unwrap());
         let read = if from_codes { reference::cast_back(codes, DType::F32) } else { x.values.clone() };
         let options = if all {
@@ -346,9 +354,17 @@ fn check_backward(
 fn backward() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(983);
-    for (rows, half, group) in
-        [(0, 128, 128), (1, 64, 32), (127, 576, 32), (130, 1024, 128), (5, 7168, 128), (1001, 128, 128)]
-    {
+    // Of some, the right half's first group is no multiple of four, and the last step is not whole.
+    for (rows, half, group) in [
+        (0, 128, 128),
+        (1, 64, 32),
+        (127, 576, 32),
+        (130, 1024, 128),
+        (5, 7168, 128),
+        (3, 4640, 32),
+        (2, 7296, 128),
+        (1001, 128, 128),
+    ] {
         check_backward(&handle, &mut rng, (rows, half), DType::Bf16, 0, group);
     }
 }
@@ -372,6 +388,7 @@ fn gradients_for_products() {
         (127, 96, DType::F16, 0),
         (130, 352, DType::F32, 4),
         (33, 1280, DType::Bf16, 3),
+        (2, 4256, DType::F16, 0),
         (257, 128, DType::F32, 0),
     ] {
         let x = Both::new(&handle, dtype, 2 * half + apart, numbers(&mut rng, (rows, 2 * half), true));

@@ -174,6 +174,13 @@ template <u32 FORMAT> struct Coded : PackedCodes<FORMAT> {
             scale = Of::scale_of(s, this->bits, col);
         }
     }
+    // Of a place whose scale is there, or the word of it.
+    __device__ __forceinline__ void load_at(const u8* of_codes, const u8* of_scale, bool inside) {
+        static_assert(FORMAT == E4M3, "of two words");
+        const uint2 both = load_if(inside, (const uint2*)of_codes);
+        this->codes[0] = both.x, this->codes[1] = both.y;
+        this->bits = load_if(inside, (const u32*)of_scale);
+    }
     __device__ __forceinline__ float value(int i) const {
         float v[8];
         this->decode(scale, v);

@@ -2,12 +2,12 @@
 #include "fused/swiglu_backward.cuh"
 
 #define SWIGLU_BACKWARD(name, T, ALIGNED, SOURCE)                                                                         \
-    extern "C" __global__ void __launch_bounds__(256, (backward_blocks<Unwrap<void SOURCE>::Type>)) swiglu_backward_##name( \
+    extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS) swiglu_backward_##name(               \
         CastSource source, Backward b, u32 rows, CastRule rule, CastOut out)                                              \
     {                                                                                                                     \
         using S = Unwrap<void SOURCE>::Type;                                                                              \
-        if (out.grid.col_shift == 7) swiglu_backward<S, T, ALIGNED, E4M3, 7>(source, b, rows, CastTarget{rule, out});     \
-        else swiglu_backward<S, T, ALIGNED, E4M3, 5>(source, b, rows, CastTarget{rule, out});                             \
+        if (out.grid.col_shift == 7) swiglu_backward_of<S, T, ALIGNED, E4M3, 7>(source, b, rows, CastTarget{rule, out});  \
+        else swiglu_backward_of<S, T, ALIGNED, E4M3, 5>(source, b, rows, CastTarget{rule, out});                          \
     }
 FOR_EACH_TYPE(BACKWARD_OF_PLAIN, SWIGLU_BACKWARD)
 FOR_EACH_TYPE(BACKWARD_OF_CODES, SWIGLU_BACKWARD)

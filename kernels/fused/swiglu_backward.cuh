@@ -15,20 +15,24 @@ struct Backward {
     float* weights;        // [rows]: the gradient of the weights; null: not wanted
 };
 
-// Eight values of each half of x, and of the gradient.
+// Eight neighbours of each half of x, and of the gradient.
 template <class S, class T> struct Pair {
     S l, r;
     Vec8<T> g;
 };
 
-// Eight gradients of each half and the results of the forward pass; gives the sum of gradient times result before the weight.
-template <class S, class T>
-__device__ __forceinline__ float gradients(const Producer& p, const Pair<S, T>& x, float weight, float (&dl)[8], float (&dr)[8], float (&again)[8]) {
-    float l[8], r[8], sigma[8], sum = 0.0f;
+// Gradients of both halves, and the results of the forward pass; `sum`: of gradient times result before the weight. BARE: there is no clamp, the weight is 1,
+// and no number of the left half is far from zero.
+struct Gradients {
+    float l[8], r[8], sum;
+    Vec8<Bf16> again;
+};
+template <bool BARE, class S, class T> __device__ __forceinline__ void gradients(const Producer& p, const Pair<S, T>& x, float weight, Gradients& d) {
+    float l[8], r[8], sigma[8], again[8];
     values(x.l, l);
     values(x.r, r);
     u32 beyond = 0;
-    if (p.clamped) {
+    if (!BARE && p.clamped) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if (l[i] > p.clamp) l[i] = p.clamp, beyond |= 1u << i;
@@ -36,140 +40,207 @@ __device__ __forceinline__ float gradients(const Producer& p, const Pair<S, T>& 
             else if (r[i] < -p.clamp) r[i] = -p.clamp, beyond |= 256u << i;
         }
     }
-    sigmoids(l, sigma);
+    if constexpr (BARE) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) sigma[i] = sigmoid_near(l[i]);
+    } else {
+        sigmoids(l, sigma);
+    }
+    d.sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const float g = element(x.g, i), act = __fmul_rn(__fmul_rn(l[i], sigma[i]), r[i]);
-        const float t = __fmul_rn(__fmul_rn(g, weight), sigma[i]);
-        sum = __fmaf_rn(g, act, sum);
-        again[i] = __fmul_rn(act, weight);
-        dl[i] = __fmul_rn(__fmul_rn(t, r[i]), __fmaf_rn(l[i], __fsub_rn(1.0f, sigma[i]), 1.0f));
-        dr[i] = __fmul_rn(t, l[i]);
+        const float t = __fmul_rn(BARE ? g : __fmul_rn(g, weight), sigma[i]);
+        d.sum = __fmaf_rn(g, act, d.sum);
+        again[i] = BARE ? act : __fmul_rn(act, weight);
+        d.l[i] = __fmul_rn(__fmul_rn(t, r[i]), __fmaf_rn(l[i], __fsub_rn(1.0f, sigma[i]), 1.0f));
+        d.r[i] = __fmul_rn(t, l[i]);
     }
-    if (beyond) {
+    if (!BARE && beyond) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            if (beyond >> i & 1) dl[i] = 0.0f;
-            if (beyond >> (i + 8) & 1) dr[i] = 0.0f;
+            if (beyond >> i & 1) d.l[i] = 0.0f;
+            if (beyond >> (i + 8) & 1) d.r[i] = 0.0f;
         }
     }
-    return sum;
+    d.again = pack8<Bf16>(again);
 }
 
-// Where a place of a source lies, and bytes of an element there.
-template <class T> __device__ __forceinline__ const char* bytes_at(const T* place) { return (const char*)place; }
-__device__ __forceinline__ const char* bytes_at(const PackedCodes<E4M3>::At& place) { return (const char*)place.codes; }
-template <class S> constexpr u32 element_bytes = 1;
-template <class T, bool ALIGNED> constexpr u32 element_bytes<Plain<T, ALIGNED>> = sizeof(T);
+// Whether none of eight numbers is far from zero; of codes by their scale alone.
+template <class S> __device__ __forceinline__ bool all_near(const S& x) {
+    using M = Maximum<S, E4M3>;
+    const typename M::Type m = M::with(0, x);
+    return M::is_clean(m) && M::amax(m) <= NEAR;
+}
+template <> __device__ __forceinline__ bool all_near(const Coded<E4M3>& x) { return fabsf(x.scale) <= NEAR / largest_number<E4M3>; }
 
 // A source whose rows have experts.
 struct Expert {
     static constexpr bool EXPERTS = true;
 };
 
-// What the gradient of x is cast to: scales in the order of a grid, padding left alone.
+// Lanes of a block have eight neighbours each, and those APART further right; then they take a STEP.
+constexpr u32 BACKWARD_THREADS = 128, BACKWARD_BLOCKS = 4, APART = 8 * BACKWARD_THREADS, STEP = 2 * APART;
+
+// Where a lane reads of a row. AHEAD: what is read next fits into registers beside what is computed.
+template <class S> struct Walk {
+    static constexpr bool AHEAD = false;
+    typename S::At at;
+    u32 offset;
+    __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col) : at(S::at(s, row, col)), offset(0) {}
+    __device__ __forceinline__ void load(S& x, const CastSource& s, u32 v, bool inside) const { x.load(s, at, offset + v * APART, inside); }
+    __device__ __forceinline__ void open(S& x, const CastSource& s, u32 v, int row, u32 col) const { x.open(s, at, offset + v * APART, row, col, true); }
+    __device__ __forceinline__ void step() { offset += STEP; }
+};
+template <class T, bool ALIGNED> struct Walk<Plain<T, ALIGNED>> {
+    static constexpr bool AHEAD = sizeof(T) == 2;
+    using S = Plain<T, ALIGNED>;
+    const T* at;
+    __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col) : at(S::at(s, row, col)) {}
+    __device__ __forceinline__ void load(S& x, const CastSource& s, u32 v, bool inside) const { x.load(s, at, v * APART, inside); }
+    __device__ __forceinline__ void open(S&, const CastSource&, u32, int, u32) const {}
+    __device__ __forceinline__ void step() { at = once(at + STEP); }
+};
+// A step is a multiple of four groups, or within one.
+template <> struct Walk<Coded<E4M3>> {
+    static constexpr bool AHEAD = true;
+    using S = Coded<E4M3>;
+    const u8 *codes, *scales;
+    u64 apart;  // bytes of scales
+    __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col) {
+        const typename S::At at = S::here(s, S::at(s, row, col));
+        codes = at.codes, scales = at.scales, apart = S::number_of(s, APART) * s.scale_right;
+    }
+    __device__ __forceinline__ void load(S& x, const CastSource&, u32 v, bool inside) const { x.load_at(codes + v * APART, scales + v * apart, inside); }
+    __device__ __forceinline__ void open(S& x, const CastSource& s, u32, int row, u32 col) const { x.open(s, {}, 0, row, col, true); }
+    __device__ __forceinline__ void step() { codes = once(codes + STEP), scales = once(scales + 2 * apart); }
+};
+
+// What the gradient of x is cast to: scales in the order of a grid, padding left alone. `place`: where a group's scale lies; `step`: bytes from there to the
+// scale of so many groups further right, a multiple of four.
 struct CastTarget {
     const CastRule& rule;
     const CastOut& out;
     __device__ __forceinline__ bool wanted() const { return out.scales; }
     __device__ __forceinline__ u8* codes() const { return out.codes; }
     __device__ __forceinline__ u64 lines(u32 rows) const { return rows; }
-    __device__ __forceinline__ void keep(u64 row, u32 group, float scale) const { store_scale(out.grid, out.scales, row, group, scale); }
+    __device__ __forceinline__ u32 bytes() const { return out.grid.order == UE8M0 ? 1 : 4; }
+    __device__ __forceinline__ u8* place(u64 row, u32 group) const { return out.scales + scale_index(out.grid, row, group) * bytes(); }
+    __device__ __forceinline__ u64 step(u32 groups) const { return (u64)groups * bytes() * (out.grid.order == ROW_MAJOR ? 1 : round_up4(out.grid.rows)); }
+    __device__ __forceinline__ void keep(u8* place, float scale) const {
+        if (out.grid.order != UE8M0) *(float*)place = scale;
+        else *place = (u8)(__float_as_uint(scale) >> 23);
+    }
     __device__ __forceinline__ void pad(u64, u32) const {}
 };
 
-// A block takes four rows and a warp every eighth 128 columns of both halves of them, lanes as in cast_rows.cuh. `source` is x,
-// both halves; its producer has clamp, weights and experts. Groups of 32 or 128 columns. TARGET: `CastTarget` or its like.
+// A block takes a row, so that few rows are open at a time: of four rows a block a kernel that computes nothing took 1.04 times as long (observed: H200,
+// 2026-11). `source` is x, both halves; its producer has clamp, weights and experts. Groups of 32 or 128 columns. TARGET: `CastTarget` or its like.
 template <class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
 __device__ __forceinline__ void swiglu_backward(const CastSource& source, const Backward& b, u32 rows, const TARGET& to) {
-    __shared__ float sums[8][4];
-    const u32 half = source.cols / 2, chunks = (half + 127) / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u64 row = (u64)blockIdx.x * 4 + lane / 8;
+    constexpr bool AHEAD = sizeof(T) == 2 && Walk<S>::AHEAD;
+    using Of = Groups<Maximum<Numbers, FORMAT>, 4, 8, 32, SHIFT>;
+    static_assert(Of::OWN == 1, "a lane keeps one scale");
+    __shared__ float sums[8];
+    const u32 half = source.cols / 2, row = blockIdx.x, first = threadIdx.x * 8;
     begin();
     const int from = source_row<Expert>(source, row, rows);
     const float weight = from >= 0 && source.producer.weights ? __ldg(source.producer.weights + from) : 1.0f;
-    const u32 lane_col = lane % 8 * 8;
-    const typename S::At left = S::at(source, from, lane_col), right = S::at(source, from, half + lane_col);
-    const T* const g = (const T*)b.gradient + (u32)from * b.gradient_stride + lane_col;
-    const auto offset = [](u32 chunk, u32 h) { return chunk * 128 + 64 * h; };
-    // Two blocks of a multiprocessor load less at once than memory needs: 0.98 of the time from codes, 0.99 to 1.00 from BF16. Of 128 rows, whose blocks are no
-    // more than run at once, it was 1.04 and 1.00 (observed: H100, 2026-11).
-    const bool asks = gridDim.x > 264;
+    const bool bare = !source.producer.clamped && weight == 1.0f;
+    Walk<S> left(source, from, first), right(source, from, half + first);
+    const T* g = once((const T*)b.gradient + (u32)from * b.gradient_stride + first);
+    Bf16 *again = once(b.again + row * b.again_stride + first), *wide = once(b.wide + row * b.wide_stride + first);
+    u8* codes = once(to.codes() + (u64)row * source.cols + first);
+    // Vectors 0 and 1 are of the left half, 2 and 3 of the right one.
+    const u32 own = Of::own_vector(0);
+    u8* scale = to.place(row, (first + own % 2 * APART + own / 2 * half) >> SHIFT);
+    const u64 scale_step = to.step(STEP >> SHIFT);
+    const auto load_all = [&](Pair<S, T> (&x)[2], u32 at) {
+#pragma unroll
+        for (u32 v = 0; v < 2; v++) {
+            const bool inside = from >= 0 && first + at + v * APART < half;
+            left.load(x[v].l, source, v, inside);
+            right.load(x[v].r, source, v, inside);
+            x[v].g = inside ? load<ALIGNED>(g + v * APART) : zero8<T>();
+        }
+        g = once(g + STEP);
+    };
     float sum = 0.0f;
-    for (u32 chunk = warp; chunk < chunks; chunk += 8) {
+    Pair<S, T> next[2];
+    if constexpr (AHEAD) load_all(next, 0);
+    for (u32 at = 0; threadIdx.x / 32 * 256 + at < half; at += STEP) {
         Pair<S, T> x[2];
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            const u32 at = offset(chunk, h);
-            const bool inside = from >= 0 && lane_col + at < half;
-            x[h].l.load(source, left, at, inside);
-            x[h].r.load(source, right, at, inside);
-            x[h].g = inside ? load<ALIGNED>(g + at) : zero8<T>();
+        if constexpr (AHEAD) {
+            x[0] = next[0], x[1] = next[1];
+            left.step(), right.step();
+            load_all(next, at + STEP);
+        } else {
+            load_all(x, at);
         }
-        if (asks) {
-            // The lines of the warp's next columns, to be in L2 when they are loaded. 128 elements have as many lines as an element bytes.
-            constexpr u32 OF_X = element_bytes<S>, OF_G = sizeof(T);
+        bool plain = bare;
 #pragma unroll
-            for (u32 first = 0; first < 2 * OF_X + OF_G; first += 8) {
-                const u32 line = first + lane % 8, of_g = line >= 2 * OF_X, size = of_g ? OF_G : OF_X;
-                const u32 col = (chunk + 8) * 128 + (of_g ? line - 2 * OF_X : line % OF_X) * (128 / size);
-                const char* const p = (of_g ? bytes_at(g) : bytes_at(line < OF_X ? left : right)) + (u64)(col - lane_col) * size;
-                if (line < 2 * OF_X + OF_G && from >= 0 && col < half) asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-            }
-        }
-        float d[4][8], of_chunk[2];
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            const u32 at = offset(chunk, h), col = lane_col + at;
+        for (u32 v = 0; v < 2; v++) {
+            const u32 col = first + at + v * APART;
             const int row_of = col < half ? from : -1;
-            x[h].l.open(source, left, at, row_of, col, true);
-            x[h].r.open(source, right, at, row_of, half + col, true);
-            float again[8];
-            of_chunk[h] = gradients(source.producer, x[h], weight, d[h], d[h + 2], again);
-            if (row >= rows || col >= half) continue;
-            if (b.again) store8(b.again + row * b.again_stride + col, again);
-            if (b.wide) {
-                store8(b.wide + row * b.wide_stride + col, d[h]);
-                store8(b.wide + row * b.wide_stride + half + col, d[h + 2]);
+            left.open(x[v].l, source, v, row_of, col);
+            right.open(x[v].r, source, v, row_of, half + col);
+            plain = plain && all_near(x[v].l);
+        }
+        if constexpr (!AHEAD) left.step(), right.step();
+        Gradients d[2];
+        if (__all_sync(0xFFFFFFFFu, plain)) {
+#pragma unroll
+            for (u32 v = 0; v < 2; v++) gradients<true>(source.producer, x[v], weight, d[v]);
+        } else {
+#pragma unroll
+            for (u32 v = 0; v < 2; v++) gradients<false>(source.producer, x[v], weight, d[v]);
+        }
+        // Half a warp has every eighth 128 columns, and adds them in their order.
+        if (b.weights) {
+#pragma unroll
+            for (u32 v = 0; v < 2; v++) sum = __fadd_rn(sum, lanes_sum<16>(d[v].sum));
+        }
+        const auto inside = [&](u32 v) { return row < rows && first + at + v % 2 * APART < half; };
+#pragma unroll
+        for (u32 v = 0; v < 2; v++) {
+            if (b.again && inside(v)) *(uint4*)(again + v * APART) = d[v].again.q[0];
+            if (b.wide && inside(v)) {
+                store8(wide + v * APART, d[v].l);
+                store8(once(wide + half) + v * APART, d[v].r);
             }
         }
-        sum = __fadd_rn(sum, lanes_sum<8>(__fadd_rn(of_chunk[0], of_chunk[1])));
+        again = once(again + STEP), wide = once(wide + STEP);
         if (!to.wanted()) continue;
-        // Vectors 0 and 1 are of the left half, 2 and 3 of the right one.
-        const auto place = [&](u32 v) { return lane_col + offset(chunk, v % 2) + v / 2 * half; };
         float m[4], encode[4];
-        bool clean[4];
 #pragma unroll
         for (int v = 0; v < 4; v++) {
-            clean[v] = true;
-            m[v] = amax_of<FORMAT>(Numbers{d[v]}, 0.0f, clean[v]);
+            bool clean = true;
+            m[v] = amax_of<FORMAT>(Numbers{v < 2 ? d[v % 2].l : d[v % 2].r}, 0.0f, clean);
         }
-        // Halves are whole groups, so that one begins within a half wherever it ends there.
-        const auto inside = [&](u32 v) { return row < to.lines(rows) && (lane_col + offset(chunk, v % 2)) >> SHIFT << SHIFT < half; };
-        Groups<Maximum<Numbers, FORMAT>, 4, 8, 8, SHIFT>::template factors<FORMAT>(m, to.rule, encode, [&](u32 v, const GroupScale& s) {
-            if (inside(v)) to.keep(row, place(v) >> SHIFT, s.scale);
+        Of::template factors<FORMAT>(m, to.rule, encode, [&](u32, const GroupScale& s) {
+            // Halves are whole groups, so that one begins within a half wherever it ends there.
+            if (row < to.lines(rows) && (first + at + own % 2 * APART) >> SHIFT << SHIFT < half) to.keep(scale, s.scale);
         });
 #pragma unroll
-        for (u32 v = 0; v < 4; v++) {
-            if (row >= rows || lane_col + offset(chunk, v % 2) >= half) continue;
-            store_codes<FORMAT>(to.codes(), row * source.cols + place(v), Numbers{d[v]}, encode[v], clean[v] && is_factor(encode[v]));
-        }
+        for (u32 v = 0; v < 4; v++)
+            if (inside(v)) store_codes<FORMAT, false>(v < 2 ? codes : once(codes + half), v % 2 * APART, Numbers{v < 2 ? d[v % 2].l : d[v % 2].r}, encode[v]);
+        codes = once(codes + STEP), scale = once(scale + scale_step);
     }
-    if (warp == 0 && to.wanted() && row < to.lines(rows)) to.pad(row, lane % 8);
+    if (threadIdx.x < 8 && to.wanted() && row < to.lines(rows)) to.pad(row, threadIdx.x);
     if (!b.weights) return;
-    if (lane % 8 == 0) sums[warp][lane / 8] = sum;
+    if (threadIdx.x % 16 == 0) sums[threadIdx.x / 16] = sum;
     __syncthreads();
-    if (threadIdx.x < 4 && (u64)blockIdx.x * 4 + threadIdx.x < rows)
-        b.weights[(u64)blockIdx.x * 4 + threadIdx.x] = sum_of_eight(&sums[0][threadIdx.x], 4);
+    if (threadIdx.x == 0 && row < rows) b.weights[row] = sum_of_eight(sums, 1);
 }
 
-// Blocks of a multiprocessor that fit without spilling.
-#if __CUDA_ARCH__ == 900
-constexpr u32 CODED_BLOCKS = 2;
-#else
-constexpr u32 CODED_BLOCKS = 1;
-#endif
-template <class S> constexpr u32 backward_blocks = sizeof(S) > 32 ? CODED_BLOCKS : 2;
+// Codes whose groups have one column are opened by other code than those of more.
+template <class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
+__device__ __forceinline__ void swiglu_backward_of(const CastSource& source, const Backward& b, u32 rows, const TARGET& to) {
+    if constexpr (is_coded<S>) {
+        if (source.grid.col_shift == 0) return swiglu_backward<Opened<E4M3>, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
+    }
+    swiglu_backward<S, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
+}
 
 #define BACKWARD_OF_PLAIN(name, T, ALIGNED, KERNEL, ...) KERNEL(plain_##name, T, ALIGNED, (Plain<T, ALIGNED>))
-#define BACKWARD_OF_CODES(name, T, ALIGNED, KERNEL, ...) KERNEL(e4m3_##name, T, ALIGNED, (Opened<E4M3>))
+#define BACKWARD_OF_CODES(name, T, ALIGNED, KERNEL, ...) KERNEL(e4m3_##name, T, ALIGNED, (Coded<E4M3>))

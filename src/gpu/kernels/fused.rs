@@ -3,7 +3,7 @@
 use super::Kernels;
 use super::cast_args::{CastOut, CastRule, CastSource, Producer};
 use super::cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
-use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
+use super::launch::{Blocks, ByInput, Kernel, enqueue};
 use super::module::Modules;
 use super::mx::MxRule;
 use super::operand::{
@@ -18,6 +18,8 @@ use crate::gpu::device::stream::Queue;
 /// The longest row that a norm keeps in registers, four vectors of eight elements in a thread, and the threads of the blocks of longer ones.
 const NORM_HELD: usize = 8192;
 const NORM_THREADS: u32 = 128;
+/// Of the gradients of SwiGLU, a row a block.
+const BACKWARD_THREADS: u32 = 128;
 
 /// The kernels of sources that are computed.
 pub(super) struct FusedKernels {
@@ -378,7 +380,7 @@ impl Kernels {
             return enqueue!(
                 stream,
                 kernels.backward_mx[usize::from(coded)].of(*dtype, aligned)?,
-                Blocks::new((rows.next_multiple_of(128) / 4, 1), THREADS),
+                Blocks::new((rows.next_multiple_of(128), 1), BACKWARD_THREADS),
                 source,
                 backward,
                 rows as u32,
@@ -395,7 +397,7 @@ impl Kernels {
         enqueue!(
             stream,
             kernels.backward[usize::from(coded)].of(*dtype, aligned)?,
-            Blocks::new((rows.div_ceil(4), 1), THREADS),
+            Blocks::new((rows, 1), BACKWARD_THREADS),
             source,
             backward,
             rows as u32,
