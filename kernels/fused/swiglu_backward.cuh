@@ -80,7 +80,13 @@ struct Expert {
 };
 
 // Lanes of a block have eight neighbours each, and those APART further right; then they take a STEP.
-constexpr u32 BACKWARD_THREADS = 128, BACKWARD_BLOCKS = 4, APART = 8 * BACKWARD_THREADS, STEP = 2 * APART;
+constexpr u32 BACKWARD_THREADS = 128, APART = 8 * BACKWARD_THREADS, STEP = 2 * APART;
+// Blocks of a multiprocessor that fit without spilling.
+#if __CUDA_ARCH__ == 900
+constexpr u32 BACKWARD_BLOCKS = 4;
+#else
+constexpr u32 BACKWARD_BLOCKS = 3;
+#endif
 
 // Where a lane reads of a row. AHEAD: what is read next fits into registers beside what is computed.
 template <class S> struct Walk {

@@ -1,41 +1,35 @@
 //! [`sort`]: which configuration of one row with E2M1 weights as published is tried first, on a GPU that has [kernels for that](OneRow). Pure.
 
+use super::small_m_rules::CostOfE2m1;
 use crate::format::CodeOrder;
-use crate::gpu::kernels::{OneRow, SmallMBlock, SmallMConfig, clusters_at_once};
+use crate::gpu::kernels::{OneRow, SmallMBlock, SmallMConfig};
 
-/// Nanoseconds: of a step of 128 of k alone, and what each warp on a multiprocessor adds to it, in blocks of 16 rows of B more; of a wave of blocks, apart from its steps; of doubling the split; of each part of k at the end of a
-/// block. Of the memory, bytes in a nanosecond; what of the shorter of both counts, too. Fitted to ten configurations at 15 published shapes (H200, 2026-11, the record of one row).
-const STEP: f64 = 640.0;
-const WARP: f64 = 40.0;
-const NARROW_WARP: f64 = 113.0;
-const WAVE: f64 = 264.0;
-const SPLIT: f64 = 429.0;
-const PART: f64 = 175.0;
-const BYTES: f64 = 2280.0;
-const SHORTER: f64 = 0.0975;
+/// Fitted to ten configurations at 15 published shapes (H200, 2026-11, the record of one row).
+const ONE_ROW: CostOfE2m1 = CostOfE2m1 {
+    step: 640.0,
+    warp: [40.0; 2],
+    narrow: 2.825,
+    wave: 264.0,
+    split: 429.0,
+    part: 175.0,
+    bytes: 2280.0,
+    shorter: 0.0975,
+};
 
 /// What a product takes, in nanoseconds beside what all take; `None`: not by these kernels.
-fn cost(config: SmallMConfig, [n, k]: [usize; 2], sm_count: usize) -> Option<f64> {
-    let one = OneRow::of(config, CodeOrder::Published, [1, n, k])?;
-    let (block, split) = (config.block(), config.split() as usize);
-    let (tiles, at_once) = (block.tiles(n), clusters_at_once(one.residents(), split, sm_count));
-    let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
-    let on_sm = (tiles.min(at_once) * parts) as f64 / sms;
-    let step = STEP + on_sm * if block == SmallMBlock::Narrow { NARROW_WARP } else { WARP };
-    let walk = tiles.div_ceil(at_once) as f64 * (k.div_ceil(128).div_ceil(parts) as f64 * step + WAVE);
-    let memory = n as f64 * k as f64 * 0.5625 / BYTES * 132.0 / sms;
-    let ends = SPLIT * f64::from(config.split().ilog2()) + PART * block.parts() as f64;
-    Some(walk.max(memory) + SHORTER * walk.min(memory) + ends)
+fn cost(config: SmallMConfig, nk: [usize; 2], sm_count: usize) -> Option<f64> {
+    let one = OneRow::of(config, CodeOrder::Published, [1, nk[0], nk[1]])?;
+    Some(ONE_ROW.of(config, one.residents(), false, nk, sm_count))
 }
 
 /// Whether blocks of many warps take all places once, or nearly, with a long k: those that take one multiprocessor or two, and those that do so by twos, which are 3 % slower than the fastest at 4096 x 7168, and in chains 11 %
 /// faster than any (7.3 us for 8.2).
 fn fills_once(config: SmallMConfig, [n, k]: [usize; 2], sm_count: usize) -> bool {
-    let (split, least_k, places) = (config.split(), 4096, sm_count);
+    let split = config.split();
     let (least_k, places) = match (config.block(), split) {
-        (SmallMBlock::Narrow, 1) => (least_k, places),
-        (SmallMBlock::Eight, 1) => (least_k, 2 * places),
-        (SmallMBlock::Eight, 2) => (6144, 2 * places),
+        (SmallMBlock::Narrow, 1) => (4096, sm_count),
+        (SmallMBlock::Eight, 1) => (4096, 2 * sm_count),
+        (SmallMBlock::Eight, 2) => (6144, 2 * sm_count),
         _ => return false,
     };
     let blocks = config.block().tiles(n) * split as usize;

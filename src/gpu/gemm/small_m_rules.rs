@@ -35,18 +35,41 @@ fn cost(config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3], sm_count: usize
 }
 
 /// What E2M1 weights cost, in nanoseconds.
-struct CostOfE2m1 {
+pub(super) struct CostOfE2m1 {
     /// Of a step of 128 of k alone; what each warp on a multiprocessor adds to it, with at most 8 rows of A and with more; times that with 16 rows of B for 32.
-    step: f64,
-    warp: [f64; 2],
-    narrow: f64,
+    pub(super) step: f64,
+    pub(super) warp: [f64; 2],
+    pub(super) narrow: f64,
     /// Of a wave of blocks, apart from its steps; of doubling the split; of each part of k at the end of a block.
-    wave: f64,
-    split: f64,
-    part: f64,
+    pub(super) wave: f64,
+    pub(super) split: f64,
+    pub(super) part: f64,
     /// Of the memory, bytes in a nanosecond; what of the shorter counts, too.
-    bytes: f64,
-    shorter: f64,
+    pub(super) bytes: f64,
+    pub(super) shorter: f64,
+}
+
+impl CostOfE2m1 {
+    /// Of blocks of which a multiprocessor has room for so many; `many`: of more than 8 rows.
+    pub(super) fn of(
+        &self,
+        config: SmallMConfig,
+        residents: usize,
+        many: bool,
+        [n, k]: [usize; 2],
+        sm_count: usize,
+    ) -> f64 {
+        let (block, split) = (config.block(), config.split() as usize);
+        let (tiles, at_once) = (block.tiles(n), clusters_at_once(residents, split, sm_count));
+        let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
+        let on_sm = (tiles.min(at_once) * parts) as f64 / sms;
+        let of_rows = if block == SmallMBlock::Narrow { self.narrow } else { 1.0 };
+        let step = self.step + on_sm * of_rows * self.warp[usize::from(many)];
+        let walk = tiles.div_ceil(at_once) as f64 * (k.div_ceil(128).div_ceil(parts) as f64 * step + self.wave);
+        let memory = n as f64 * k as f64 * 0.5625 / self.bytes * 132.0 / sms;
+        let ends = self.split * f64::from(config.split().ilog2()) + self.part * block.parts() as f64;
+        walk.max(memory) + self.shorter * walk.min(memory) + ends
+    }
 }
 
 /// Fitted to 16 configurations at 14 published shapes and m of 1, 8 and 16 (H200, 2026-11, the
@@ -85,19 +108,11 @@ fn cost_of_e2m1(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3], s
         }
         _ => {}
     }
-    let (tiles, at_once) = (block.tiles(n), clusters_at_once(block.residents(m), split, sm_count));
-    let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
-    let on_sm = (tiles.min(at_once) * parts) as f64 / sms;
     let cost = match codes {
         CodeOrder::Published => AS_PUBLISHED,
         CodeOrder::Repacked => REPACKED,
     };
-    let of_rows = if block == SmallMBlock::Narrow { cost.narrow } else { 1.0 };
-    let step = cost.step + on_sm * of_rows * cost.warp[usize::from(m > 8)];
-    let walk = tiles.div_ceil(at_once) as f64 * (k.div_ceil(128).div_ceil(parts) as f64 * step + cost.wave);
-    let memory = n as f64 * k as f64 * 0.5625 / cost.bytes * 132.0 / sms;
-    let ends = cost.split * f64::from(config.split().ilog2()) + cost.part * block.parts() as f64;
-    walk.max(memory) + cost.shorter * walk.min(memory) + ends
+    cost.of(config, block.residents(m), m > 8, [n, k], sm_count)
 }
 
 /// Whether unsplit blocks of many warps of E2M1 weights take all places once, or nearly: with a long k nothing is faster, as no block waits for another. (H200, 2026-11, m = 1: sixteen
