@@ -17,6 +17,8 @@ mod net;
 #[allow(dead_code, unused_imports, unused_macros, reason = "what is for other suites")]
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
+#[path = "common/told.rs"]
+mod told;
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,13 +56,13 @@ fn chains_give_the_bits_of_products_one_after_the_other() {
             let mut net = Net::new(&handle, m, 4096, kinds, 240, 24 / kinds.len());
             let words = format!("m = {m}, {} x {}", net.layers[0].b.scheme(), kinds.len());
             let want = net.want(&handle);
-            let (graph, [links, early]) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            let (graph, [links, early]) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
             net.check(&handle, &graph, &want, &words);
             // The first quantizer follows nothing that is known.
             let all = if m > 16 { [0; 2] } else { [240, 239] };
             assert_eq!([links, early], all, "{words}: tiles are no links");
             // Outside of a graph, and in a graph without the scope, nothing is a link.
-            let (_, none) = Links::of(|| {
+            let (_, none) = links_of(|| {
                 handle.chain(|| net.all(&handle)).unwrap();
                 handle.capture(|| net.all(&handle)).unwrap()
             });
@@ -94,7 +96,7 @@ fn every_block_of_e2m1_weights_is_a_link() {
                 }
                 let words = format!("m = {m}, {kinds:?} in {blocks:?}");
                 let want = net.want(&handle);
-                let (graph, [links, _]) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+                let (graph, [links, _]) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
                 assert_eq!(links, 120, "{words}");
                 net.check(&handle, &graph, &want, &words);
             }
@@ -122,7 +124,7 @@ fn every_block_of_fp8_is_a_link() {
                 }
                 let words = format!("m = {m}, n = {n}, {b}");
                 let want = net.want(&handle);
-                let (graph, links) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+                let (graph, links) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
                 // The first quantizer follows nothing that is known.
                 assert_eq!(links, [120, 119], "{words}");
                 net.check(&handle, &graph, &want, &words);
@@ -169,7 +171,7 @@ fn fp8_products_that_follow_one_another() {
             };
             sums(&mut net).unwrap();
             let want = net.read(&handle);
-            let (graph, links) = Links::of(|| handle.capture(|| handle.chain(|| sums(&mut net))).unwrap());
+            let (graph, links) = links_of(|| handle.capture(|| handle.chain(|| sums(&mut net))).unwrap());
             assert_eq!(links, [count, count - 1]);
             net.check(&handle, &graph, &want, &format!("m = {m}, {b}"));
         }
@@ -187,7 +189,7 @@ fn the_library_comes_behind_all_links() {
         for (m, kinds) in [(1, plain), (16, plain), (1, native), (16, native)] {
             let mut net = Net::new(&handle, m, 4096, &kinds, 120, 8);
             let want = net.want(&handle);
-            let (inside, links) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            let (inside, links) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
             assert_eq!(
                 links,
                 if kinds == plain { [80, 40] } else { [40, 0] },
@@ -252,7 +254,7 @@ fn a_scope_ends_however_it_is_left() {
             });
             net.check(&handle, &graph.unwrap(), &want, if panics { "panic" } else { "error" });
             // Outside of scopes nothing is a link any more.
-            assert_eq!(Links::of(|| handle.capture(|| net.all(&handle)).map(drop)).1, [0; 2]);
+            assert_eq!(links_of(|| handle.capture(|| net.all(&handle)).map(drop)).1, [0; 2]);
         }
     });
 }
@@ -336,7 +338,7 @@ fn two_handles() {
         // SAFETY: all that the graph uses lives to the end of this test.
         let promise = unsafe { BorrowsOutliveGraph::promise() };
         let (graph, links) =
-            Links::of(|| handle.capture_borrowing(promise, || handle.chain(|| all(&mut net.borrow_mut()))).unwrap());
+            links_of(|| handle.capture_borrowing(promise, || handle.chain(|| all(&mut net.borrow_mut()))).unwrap());
         assert_eq!(links, [40, 0]);
         net.borrow_mut().check(&handle, &graph, &want, "two handles on a stream");
 
@@ -419,8 +421,8 @@ fn streams_of_one_capture_have_chains_of_their_own() {
         // Where the end stands the count does not tell: a link behind the library's product of the other stream still follows the one before it.
         scoped.set(true);
         let between = || chain(0, &|| layer(0, 0).and_then(|()| layer(1, 2)).and_then(|()| layer(0, 1)));
-        assert_eq!(Links::of(|| capture(&between)).1, [2, 1], "the library on the other stream ends this chain");
-        let (graph, links) = Links::of(|| capture(&alternate));
+        assert_eq!(links_of(|| capture(&between)).1, [2, 1], "the library on the other stream ends this chain");
+        let (graph, links) = links_of(|| capture(&alternate));
         assert_eq!(links, [40, 20], "the second link of each three follows the first of its stream");
         for launch in 0..5 {
             for (s, handle) in handles.iter().enumerate() {
@@ -519,7 +521,7 @@ fn weights_that_a_chain_writes() {
                 !written || want.windows(2).all(|pair| pair[0] != pair[1]),
                 "{writer:?}: weights that change nothing"
             );
-            let (graph, links) = Links::of(|| handle.capture(|| handle.chain(|| all(&mut net, &mut results))).unwrap());
+            let (graph, links) = links_of(|| handle.capture(|| handle.chain(|| all(&mut net, &mut results))).unwrap());
             // The first link follows none, and eight multiply by B.
             let count = if writer == Writer::Quantizer { 24 } else { 16 };
             assert_eq!(links, [count, count - 1 - if written { 8 } else { 0 }], "{writer:?}, of B: {written}");

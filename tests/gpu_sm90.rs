@@ -17,6 +17,8 @@ mod sm90;
 mod sm90_groups;
 #[path = "gpu_sm90/soak.rs"]
 mod soak;
+#[path = "common/told.rs"]
+mod told;
 
 use common::gemm::*;
 use common::*;

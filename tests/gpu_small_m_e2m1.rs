@@ -11,6 +11,8 @@ mod guarded_weights;
 mod one_row;
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
+#[path = "common/told.rs"]
+mod told;
 
 use common::gemm::*;
 use common::*;

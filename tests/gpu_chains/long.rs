@@ -26,7 +26,7 @@ fn each_link_once() {
         {
             let mut net = Net::new(&handle, m, 1024, kinds, 6, 2);
             let want = net.want(&handle);
-            let (graph, [links, _]) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            let (graph, [links, _]) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
             net.reset(&handle);
             handle.launch(&graph).unwrap();
             assert!(net.read(&handle) == want, "m = {m}, {kinds:?}");
@@ -64,7 +64,7 @@ fn a_hundred_thousand_links() {
                 net.want(&handle)
             });
             assert!(of_other != want, "{words}: other numbers, same results");
-            let (graph, links) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            let (graph, links) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
             assert_eq!(
                 links,
                 [LINKS, LINKS - 1],

@@ -1,63 +1,25 @@
 //! Layers one behind the other, and what the crate tells of the links that they make.
 
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
 
 use scaled_gemm::{
     CapturedGraph, CodeOrder, DType, DeviceBuffer, Error, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle,
     KeptWeights, KernelFamily, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
-use tracing::field::{Field, Visit};
 
 use crate::common::*;
+use crate::told::told;
 
 /// A handle on an sm_90.
 pub fn hopper() -> Option<Handle> {
     handle_with(KernelFamily::SmallM)
 }
 
-/// Links of chains and how many of them load their weights early, as the crate tells of them.
-#[derive(Clone, Default)]
-pub struct Links(Arc<Mutex<[usize; 2]>>);
-
-impl Links {
-    pub fn of<T>(work: impl FnOnce() -> T) -> (T, [usize; 2]) {
-        let links = Self::default();
-        let done = tracing::subscriber::with_default(links.clone(), work);
-        let counts = *links.0.lock().unwrap();
-        (done, counts)
-    }
-}
-
-impl tracing::Subscriber for Links {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target().ends_with("kernels::small_m")
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Early(Option<bool>);
-        impl Visit for Early {
-            fn record_bool(&mut self, field: &Field, value: bool) {
-                if field.name() == "loads_early" {
-                    self.0 = Some(value);
-                }
-            }
-            fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
-        }
-        let mut early = Early(None);
-        event.record(&mut early);
-        if let Some(early) = early.0 {
-            let mut counts = self.0.lock().unwrap();
-            counts[0] += 1;
-            counts[1] += usize::from(early);
-        }
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
+/// Links of chains and how many of them load their weights early.
+pub fn links_of<T>(work: impl FnOnce() -> T) -> (T, [usize; 2]) {
+    let (done, events) = told("kernels::small_m", work);
+    let early = events.iter().filter_map(|fields| fields.get("loads_early")).collect::<Vec<_>>();
+    (done, [early.len(), early.iter().filter(|early| **early == "true").count()])
 }
 
 /// Square layers one behind the other: what one stores is what the next multiplies.

@@ -1,53 +1,14 @@
 //! Tensor maps of products that no plan holds: encoded once, anew for what moved or changed, and those of a graph are its own.
 
-use std::sync::{Arc, LazyLock, Mutex};
-
 use scaled_gemm::{FusedGemmArgs, GroupedWeightGradient};
-use tracing::field::{Field, Visit};
 
 use super::*;
+use crate::told::told;
 
-/// Operands whose maps were encoded, as the crate tells of them.
-#[derive(Clone, Default)]
-struct Encoded(Arc<Mutex<Vec<String>>>);
-
-impl Encoded {
-    fn by(work: impl FnOnce()) -> Vec<String> {
-        // Where there is one subscriber, tracing asks only that of the thread that comes to an event first whether anybody wants it: a test beside this one has none, and its answer would hold for
-        // all. With two, it asks both.
-        static ANOTHER: LazyLock<tracing::Dispatch> = LazyLock::new(|| tracing::Dispatch::new(Encoded::default()));
-        LazyLock::force(&ANOTHER);
-        let encoded = Self::default();
-        tracing::subscriber::with_default(encoded.clone(), work);
-        encoded.0.lock().unwrap().clone()
-    }
-}
-
-impl tracing::Subscriber for Encoded {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target().ends_with("kernels::sm90_maps")
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Operand(Option<String>);
-        impl Visit for Operand {
-            fn record_str(&mut self, field: &Field, value: &str) {
-                if field.name() == "operand" {
-                    self.0 = Some(value.to_string());
-                }
-            }
-            fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
-        }
-        let mut operand = Operand(None);
-        event.record(&mut operand);
-        self.0.lock().unwrap().extend(operand.0);
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
+/// Operands whose maps were encoded.
+fn encoded_by(work: impl FnOnce()) -> Vec<String> {
+    let events = told("kernels::sm90_maps", work).1;
+    events.into_iter().filter_map(|mut fields| fields.remove("operand")).collect()
 }
 
 const CONFIG: Sm90Config = Sm90Config::Tile128x128;
@@ -66,7 +27,7 @@ fn equal_calls_encode_none_and_moved_operands_are_found() {
     let mut call = |layer: usize, to: usize| {
         let d = &mut all[to];
         handle.stream().memcpy_htod(&poison, d).unwrap();
-        let encoded = Encoded::by(|| {
+        let encoded = encoded_by(|| {
             let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
             layers[layer].enqueue(&handle, places.len(), rows, d, 0, |args| args.config(CONFIG)).unwrap();
         });
@@ -87,7 +48,7 @@ fn equal_calls_encode_none_and_moved_operands_are_found() {
     for turn in 0..2 {
         handle.stream().memcpy_htod(&poison, d).unwrap();
         let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
-        let encoded = Encoded::by(|| {
+        let encoded = encoded_by(|| {
             fewer.enqueue(&handle, places.len(), rows, d, 0, |args| args.config(CONFIG)).unwrap();
         });
         assert_eq!(encoded.len(), if turn == 0 { 3 } else { 0 }, "{encoded:?}");
@@ -96,7 +57,7 @@ fn equal_calls_encode_none_and_moved_operands_are_found() {
     // Its maps were kept, and are still those of that memory with that shape.
     handle.stream().memcpy_htod(&poison, d).unwrap();
     let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
-    let encoded = Encoded::by(|| {
+    let encoded = encoded_by(|| {
         layers[0].enqueue(&handle, places.len(), rows, d, 0, |args| args.config(CONFIG)).unwrap();
     });
     assert!(encoded.is_empty(), "{encoded:?}");
@@ -142,7 +103,7 @@ fn fused_products_and_gradients_encode_once() {
     let mut d = handle.alloc(m * n * 2).unwrap();
     for steps in [true, false] {
         let mut call = || {
-            Encoded::by(|| {
+            encoded_by(|| {
                 let args = FusedGemmArgs::swiglu(&a, &b, MatMut::new(&mut d, DType::Bf16, m, n).unwrap());
                 let args = if steps { args } else { args.config(CONFIG) };
                 assert_eq!(args.explain(&handle).unwrap().contains("for both products"), steps);
@@ -154,7 +115,7 @@ fn fused_products_and_gradients_encode_once() {
     let (dy, x, counts) = (zeros(VEC, 128, 512), zeros(VEC, 256, 512), numbers(&handle, &[256, 100]));
     let mut dw = handle.alloc(2 * 128 * 256 * 4).unwrap();
     let mut call = || {
-        Encoded::by(|| {
+        encoded_by(|| {
             let rows = GroupedRows::Masked { slot_rows: 256, counts: (&counts).into() };
             let dw = MatMut::new(&mut dw, DType::F32, 2 * 128, 256).unwrap();
             handle.grouped_weight_gradient(GroupedWeightGradient::whole(&dy, &x, 2, rows, dw)).unwrap();

@@ -1,57 +1,16 @@
 //! One row, which on sm_90 has kernels of its own, has the bits that other kernels give it, outside of chains and as a link of one.
 
-use std::sync::{Arc, Mutex};
-
 use ndarray::s;
 use scaled_gemm::{Handle, SmallMBlock, SmallMConfig};
-use tracing::field::{Field, Visit};
 
 use super::*;
+use crate::told::{self, told};
 
-/// How many steps of codes the kernels of one row had on their way, and whether they asked for the first before the wait, launch by launch, as the crate tells of them.
-#[derive(Clone, Default)]
-struct Stages(Arc<Mutex<Vec<(u64, bool)>>>);
-
-impl Stages {
-    fn of<T>(work: impl FnOnce() -> T) -> (T, Vec<(u64, bool)>) {
-        let stages = Self::default();
-        let done = tracing::subscriber::with_default(stages.clone(), work);
-        let all = stages.0.lock().unwrap().clone();
-        (done, all)
-    }
-}
-
-impl tracing::Subscriber for Stages {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target().ends_with("kernels::small_m_one_row")
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        #[derive(Default)]
-        struct Found(u64, bool);
-        impl Visit for Found {
-            fn record_u64(&mut self, field: &Field, value: u64) {
-                if field.name() == "stages" {
-                    self.0 = value;
-                }
-            }
-            fn record_bool(&mut self, field: &Field, value: bool) {
-                if field.name() == "loads_early" {
-                    self.1 = value;
-                }
-            }
-            fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
-        }
-        let mut found = Found::default();
-        event.record(&mut found);
-        self.0.lock().unwrap().push((found.0, found.1));
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
+/// How many steps of codes the kernels of one row had on their way, and whether they asked for the first before the wait, launch by launch.
+fn stages_of<T>(work: impl FnOnce() -> T) -> (T, Vec<(u64, bool)>) {
+    let (done, launches) = told("kernels::small_m_one_row", work);
+    let number = |fields: &told::Fields| (fields["stages"].parse().unwrap(), fields["loads_early"] == "true");
+    (done, launches.iter().map(number).collect())
 }
 
 const OWN: [Pair; 3] = [(BF16, NV), (F16, NV_ROW), (BF16, MX4)];
@@ -88,7 +47,7 @@ fn has_the_bits(handle: &Handle, rng: &mut Noise, [n, k]: [usize; 2], pair: Pair
             let extras = Extras::new(handle, &mut Noise::new(197), m, n, &[]);
             with!(&both, |ops| {
                 let mut plan = planned(handle, &case.desc(ops), *config);
-                let (stored, own) = Stages::of(|| execute(handle, &mut plan, ops, &extras, &case));
+                let (stored, own) = stages_of(|| execute(handle, &mut plan, ops, &extras, &case));
                 (stored.bytes, own, plan.explain().to_string())
             })
         };
@@ -134,7 +93,7 @@ fn links_have_the_bits_of_products_alone() {
                     (both, extras, plan, want, output)
                 })
                 .collect();
-            let (graph, own) = Stages::of(|| {
+            let (graph, own) = stages_of(|| {
                 let all = || {
                     handle.chain(|| {
                         layers.iter_mut().try_for_each(|(both, extras, plan, _, output)| {
