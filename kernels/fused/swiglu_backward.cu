@@ -2,7 +2,7 @@
 #include "fused/swiglu_backward.cuh"
 
 #define SWIGLU_BACKWARD(name, T, ALIGNED, SOURCE)                                                                         \
-    extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS) swiglu_backward_##name(               \
+    extern "C" __global__ void __launch_bounds__(32 * BACKWARD_WARPS, BACKWARD_BLOCKS) swiglu_backward_##name(            \
         CastSource source, Backward b, u32 rows, CastRule rule, CastOut out)                                              \
     {                                                                                                                     \
         using S = Unwrap<void SOURCE>::Type;                                                                              \

@@ -13,6 +13,7 @@ struct Backward {
     Bf16* again;           // [rows][half]: the result of the forward pass, likewise
     u64 again_stride;
     float* weights;        // [rows]: the gradient of the weights; null: not wanted
+    u32 row_warps;         // warps of a block that share a row: 1 or all
 };
 
 // Eight neighbours of each half of x, and of the gradient.
@@ -79,47 +80,51 @@ struct Expert {
     static constexpr bool EXPERTS = true;
 };
 
-// Lanes of a block have eight neighbours each, and those APART further right; then they take a STEP.
-constexpr u32 BACKWARD_THREADS = 128, APART = 8 * BACKWARD_THREADS, STEP = 2 * APART;
-// Blocks of a multiprocessor that fit without spilling.
+// Blocks of a multiprocessor that fit without spilling; of MXFP8 three fit everywhere.
+constexpr u32 BACKWARD_WARPS = 4, BACKWARD_MX_BLOCKS = 3;
 #if __CUDA_ARCH__ == 900
 constexpr u32 BACKWARD_BLOCKS = 4;
 #else
 constexpr u32 BACKWARD_BLOCKS = 3;
 #endif
 
-// Where a lane reads of a row. AHEAD: what is read next fits into registers beside what is computed.
+// ROW_WARPS warps share a row: each has 256 neighbours, eight in a lane, and those APART columns further right; then they take a STEP.
+template <u32 ROW_WARPS> constexpr u32 APART = 256 * ROW_WARPS;
+template <u32 ROW_WARPS> constexpr u32 STEP = 2 * APART<ROW_WARPS>;
+
+// Where a lane reads of a row. AHEAD: what is read next fits into registers beside what is computed. This one: codes of single columns.
 template <class S> struct Walk {
     static constexpr bool AHEAD = false;
     typename S::At at;
     u32 offset;
-    __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col) : at(S::at(s, row, col)), offset(0) {}
-    __device__ __forceinline__ void load(S& x, const CastSource& s, u32 v, bool inside) const { x.load(s, at, offset + v * APART, inside); }
-    __device__ __forceinline__ void open(S& x, const CastSource& s, u32 v, int row, u32 col) const { x.open(s, at, offset + v * APART, row, col, true); }
-    __device__ __forceinline__ void step() { offset += STEP; }
+    __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col, u32) : at(S::at(s, row, col)), offset(0) {}
+    __device__ __forceinline__ void load(S& x, const CastSource& s, u32 right, bool inside) const { x.load(s, at, offset + right, inside); }
+    __device__ __forceinline__ void open(S& x, const CastSource& s, u32 right, int row, u32 col) const { x.open(s, at, offset + right, row, col, true); }
+    __device__ __forceinline__ void step(u32 cols) { offset += cols; }
 };
 template <class T, bool ALIGNED> struct Walk<Plain<T, ALIGNED>> {
     static constexpr bool AHEAD = sizeof(T) == 2;
     using S = Plain<T, ALIGNED>;
     const T* at;
-    __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col) : at(S::at(s, row, col)) {}
-    __device__ __forceinline__ void load(S& x, const CastSource& s, u32 v, bool inside) const { x.load(s, at, v * APART, inside); }
+    __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col, u32) : at(S::at(s, row, col)) {}
+    __device__ __forceinline__ void load(S& x, const CastSource& s, u32 right, bool inside) const { x.load(s, at, right, inside); }
     __device__ __forceinline__ void open(S&, const CastSource&, u32, int, u32) const {}
-    __device__ __forceinline__ void step() { at = once(at + STEP); }
+    __device__ __forceinline__ void step(u32 cols) { at = once(at + cols); }
 };
-// A step is a multiple of four groups, or within one.
+// A step, 512 columns or more, is a multiple of four groups, or within one.
 template <> struct Walk<Coded<E4M3>> {
     static constexpr bool AHEAD = true;
     using S = Coded<E4M3>;
     const u8 *codes, *scales;
-    u64 apart;  // bytes of scales
-    __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col) {
+    u64 to_second, to_next;  // bytes of scales: to those of the columns that are `apart`, and of a step
+    __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col, u32 apart) {
         const typename S::At at = S::here(s, S::at(s, row, col));
-        codes = at.codes, scales = at.scales, apart = S::number_of(s, APART) * s.scale_right;
+        codes = at.codes, scales = at.scales;
+        to_second = (S::number_of(s, col + apart) - at.first) * s.scale_right, to_next = S::number_of(s, 2 * apart) * s.scale_right;
     }
-    __device__ __forceinline__ void load(S& x, const CastSource&, u32 v, bool inside) const { x.load_at(codes + v * APART, scales + v * apart, inside); }
+    __device__ __forceinline__ void load(S& x, const CastSource&, u32 right, bool inside) const { x.load_at(codes + right, right ? scales + to_second : scales, inside); }
     __device__ __forceinline__ void open(S& x, const CastSource& s, u32, int row, u32 col) const { x.open(s, {}, 0, row, col, true); }
-    __device__ __forceinline__ void step() { codes = once(codes + STEP), scales = once(scales + 2 * apart); }
+    __device__ __forceinline__ void step(u32 cols) { codes = once(codes + cols), scales = once(scales + to_next); }
 };
 
 // What the gradient of x is cast to: scales in the order of a grid, padding left alone. `place`: where a group's scale lies; `step`: bytes from there to the
@@ -140,59 +145,69 @@ struct CastTarget {
     __device__ __forceinline__ void pad(u64, u32) const {}
 };
 
-// A block takes a row, so that few rows are open at a time: of four rows a block a kernel that computes nothing took 1.04 times as long (observed: H200,
-// 2026-11). `source` is x, both halves; its producer has clamp, weights and experts. Groups of 32 or 128 columns. TARGET: `CastTarget` or its like.
-template <class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
+// Four warps of a block share a long row, so that few are open at a time, or each has a short one, so that none waits for columns that are not there. Eight that shared four
+// long rows took 1.08 times as long from codes, and 1.05 where they computed nothing (observed: H200, 2026-11). `source` is x, both halves; its producer has clamp, weights
+// and experts. Groups of 32 or 128 columns. TARGET: `CastTarget` or its like.
+template <u32 ROW_WARPS, class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
 __device__ __forceinline__ void swiglu_backward(const CastSource& source, const Backward& b, u32 rows, const TARGET& to) {
     constexpr bool AHEAD = sizeof(T) == 2 && Walk<S>::AHEAD;
     using Of = Groups<Maximum<Numbers, FORMAT>, 4, 8, 32, SHIFT>;
     static_assert(Of::OWN == 1, "a lane keeps one scale");
-    __shared__ float sums[8];
-    const u32 half = source.cols / 2, row = blockIdx.x, first = threadIdx.x * 8;
+    __shared__ float sums[BACKWARD_WARPS][8];
+    constexpr u32 apart = APART<ROW_WARPS>, step = STEP<ROW_WARPS>, threads = 32 * ROW_WARPS;
+    const u32 half = source.cols / 2, row = blockIdx.x * (BACKWARD_WARPS / ROW_WARPS) + threadIdx.x / threads, first = threadIdx.x % threads * 8;
     begin();
     const int from = source_row<Expert>(source, row, rows);
     const float weight = from >= 0 && source.producer.weights ? __ldg(source.producer.weights + from) : 1.0f;
     const bool bare = !source.producer.clamped && weight == 1.0f;
-    Walk<S> left(source, from, first), right(source, from, half + first);
+    Walk<S> left(source, from, first, apart), right(source, from, half + first, apart);
     const T* g = once((const T*)b.gradient + (u32)from * b.gradient_stride + first);
     Bf16 *again = once(b.again + row * b.again_stride + first), *wide = once(b.wide + row * b.wide_stride + first);
     u8* codes = once(to.codes() + (u64)row * source.cols + first);
     // Vectors 0 and 1 are of the left half, 2 and 3 of the right one.
     const u32 own = Of::own_vector(0);
-    u8* scale = to.place(row, (first + own % 2 * APART + own / 2 * half) >> SHIFT);
-    const u64 scale_step = to.step(STEP >> SHIFT);
+    u8* scale = to.place(row, (first + own % 2 * apart + own / 2 * half) >> SHIFT);
+    const u64 scale_step = to.step(step >> SHIFT);
     const auto load_all = [&](Pair<S, T> (&x)[2], u32 at) {
 #pragma unroll
         for (u32 v = 0; v < 2; v++) {
-            const bool inside = from >= 0 && first + at + v * APART < half;
-            left.load(x[v].l, source, v, inside);
-            right.load(x[v].r, source, v, inside);
-            x[v].g = inside ? load<ALIGNED>(g + v * APART) : zero8<T>();
+            const u32 right_of = v * apart;
+            const bool inside = from >= 0 && first + at + right_of < half;
+            left.load(x[v].l, source, right_of, inside);
+            right.load(x[v].r, source, right_of, inside);
+            x[v].g = inside ? load<ALIGNED>(g + right_of) : zero8<T>();
         }
-        g = once(g + STEP);
     };
-    float sum = 0.0f;
+    const auto next_columns = [&] {
+        left.step(step), right.step(step);
+        g = once(g + step);
+    };
+    // Of every eighth 128 columns half a warp has all, and adds their sums in their order.
+    float* const of_row = sums[threadIdx.x / threads];
+    const bool sums_here = b.weights && threadIdx.x % 16 == 0;
+    if (sums_here)
+        for (u32 chunk = first / 128; chunk < 8; chunk += apart / 128) of_row[chunk] = 0.0f;
     Pair<S, T> next[2];
     if constexpr (AHEAD) load_all(next, 0);
-    for (u32 at = 0; threadIdx.x / 32 * 256 + at < half; at += STEP) {
+    for (u32 at = 0; first / 256 * 256 + at < half; at += step) {
         Pair<S, T> x[2];
         if constexpr (AHEAD) {
             x[0] = next[0], x[1] = next[1];
-            left.step(), right.step();
-            load_all(next, at + STEP);
+            next_columns();
+            load_all(next, at + step);
         } else {
             load_all(x, at);
         }
         bool plain = bare;
 #pragma unroll
         for (u32 v = 0; v < 2; v++) {
-            const u32 col = first + at + v * APART;
+            const u32 right_of = v * apart, col = first + at + right_of;
             const int row_of = col < half ? from : -1;
-            left.open(x[v].l, source, v, row_of, col);
-            right.open(x[v].r, source, v, row_of, half + col);
+            left.open(x[v].l, source, right_of, row_of, col);
+            right.open(x[v].r, source, right_of, row_of, half + col);
             plain = plain && all_near(x[v].l);
         }
-        if constexpr (!AHEAD) left.step(), right.step();
+        if constexpr (!AHEAD) next_columns();
         Gradients d[2];
         if (__all_sync(0xFFFFFFFFu, plain)) {
 #pragma unroll
@@ -201,21 +216,25 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
 #pragma unroll
             for (u32 v = 0; v < 2; v++) gradients<false>(source.producer, x[v], weight, d[v]);
         }
-        // Half a warp has every eighth 128 columns, and adds them in their order.
         if (b.weights) {
 #pragma unroll
-            for (u32 v = 0; v < 2; v++) sum = __fadd_rn(sum, lanes_sum<16>(d[v].sum));
-        }
-        const auto inside = [&](u32 v) { return row < rows && first + at + v % 2 * APART < half; };
-#pragma unroll
-        for (u32 v = 0; v < 2; v++) {
-            if (b.again && inside(v)) *(uint4*)(again + v * APART) = d[v].again.q[0];
-            if (b.wide && inside(v)) {
-                store8(wide + v * APART, d[v].l);
-                store8(once(wide + half) + v * APART, d[v].r);
+            for (u32 v = 0; v < 2; v++) {
+                const float sum = lanes_sum<16>(d[v].sum);
+                float& of_chunks = of_row[(first + at + v * apart) / 128 % 8];
+                if (sums_here) of_chunks = __fadd_rn(of_chunks, sum);
             }
         }
-        again = once(again + STEP), wide = once(wide + STEP);
+        const auto inside = [&](u32 v) { return row < rows && first + at + v % 2 * apart < half; };
+#pragma unroll
+        for (u32 v = 0; v < 2; v++) {
+            const u32 right_of = v * apart;
+            if (b.again && inside(v)) *(uint4*)(again + right_of) = d[v].again.q[0];
+            if (b.wide && inside(v)) {
+                store8(wide + right_of, d[v].l);
+                store8(once(wide + half) + right_of, d[v].r);
+            }
+        }
+        again = once(again + step), wide = once(wide + step);
         if (!to.wanted()) continue;
         float m[4], encode[4];
 #pragma unroll
@@ -223,29 +242,31 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
             bool clean = true;
             m[v] = amax_of<FORMAT>(Numbers{v < 2 ? d[v % 2].l : d[v % 2].r}, 0.0f, clean);
         }
+        // Halves are whole groups.
         Of::template factors<FORMAT>(m, to.rule, encode, [&](u32, const GroupScale& s) {
-            // Halves are whole groups, so that one begins within a half wherever it ends there.
-            if (row < to.lines(rows) && (first + at + own % 2 * APART) >> SHIFT << SHIFT < half) to.keep(scale, s.scale);
+            if (row < to.lines(rows) && first + at + own % 2 * apart < half) to.keep(scale, s.scale);
         });
 #pragma unroll
         for (u32 v = 0; v < 4; v++)
-            if (inside(v)) store_codes<FORMAT, false>(v < 2 ? codes : once(codes + half), v % 2 * APART, Numbers{v < 2 ? d[v % 2].l : d[v % 2].r}, encode[v]);
-        codes = once(codes + STEP), scale = once(scale + scale_step);
+            if (inside(v)) store_codes<FORMAT, false>(v < 2 ? codes : once(codes + half), v % 2 * apart, Numbers{v < 2 ? d[v % 2].l : d[v % 2].r}, encode[v]);
+        codes = once(codes + step), scale = once(scale + scale_step);
     }
-    if (threadIdx.x < 8 && to.wanted() && row < to.lines(rows)) to.pad(row, threadIdx.x);
+    if (first < 64 && to.wanted() && row < to.lines(rows)) to.pad(row, first / 8);
     if (!b.weights) return;
-    if (threadIdx.x % 16 == 0) sums[threadIdx.x / 16] = sum;
     __syncthreads();
-    if (threadIdx.x == 0 && row < rows) b.weights[row] = sum_of_eight(sums, 1);
+    if (first == 0 && row < rows) b.weights[row] = sum_of_eight(of_row, 1);
 }
 
-// Codes whose groups have one column are opened by other code than those of more.
+// Codes whose groups have one column are opened by other code than those of more. They and what is not aligned have one warp a row (`row_warps` of src/gpu/kernels/fused.rs).
 template <class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
 __device__ __forceinline__ void swiglu_backward_of(const CastSource& source, const Backward& b, u32 rows, const TARGET& to) {
-    if constexpr (is_coded<S>) {
-        if (source.grid.col_shift == 0) return swiglu_backward<Opened<E4M3>, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
+    if constexpr (ALIGNED) {
+        if (b.row_warps == BACKWARD_WARPS) return swiglu_backward<BACKWARD_WARPS, S, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
     }
-    swiglu_backward<S, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
+    if constexpr (is_coded<S>) {
+        if (source.grid.col_shift == 0) return swiglu_backward<1, Opened<E4M3>, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
+    }
+    swiglu_backward<1, S, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
 }
 
 #define BACKWARD_OF_PLAIN(name, T, ALIGNED, KERNEL, ...) KERNEL(plain_##name, T, ALIGNED, (Plain<T, ALIGNED>))

@@ -19,7 +19,7 @@ struct MxTarget {
 };
 
 #define SWIGLU_BACKWARD_MX(name, T, ALIGNED, SOURCE)                                                                      \
-    extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS) swiglu_backward_mx_##name(            \
+    extern "C" __global__ void __launch_bounds__(32 * BACKWARD_WARPS, BACKWARD_MX_BLOCKS) swiglu_backward_mx_##name(      \
         CastSource source, Backward b, u32 rows, MxRule rule,                                                             \
         u8* __restrict__ codes,         /* [rows][source.cols], 8-byte aligned */                                         \
         u8* __restrict__ block_scales)  /* tiled 128x4 of [rows][source.cols / 32], padding written as 0 */               \

@@ -11,15 +11,17 @@ use super::operand::{
 };
 use super::produced::TargetKernels;
 use crate::error::{Error, Result};
-use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, MxScaleRule, Scheme};
+use crate::format::{
+    CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Extent, Fp8Format, MxScaleRule, Scheme,
+};
 use crate::gpu::device::memory::{Named, Span, check_apart};
 use crate::gpu::device::stream::Queue;
 
 /// The longest row that a norm keeps in registers, four vectors of eight elements in a thread, and the threads of the blocks of longer ones.
 const NORM_HELD: usize = 8192;
 const NORM_THREADS: u32 = 128;
-/// Of the gradients of SwiGLU, a row a block.
-const BACKWARD_THREADS: u32 = 128;
+/// Warps of the blocks of the gradients of SwiGLU.
+const BACKWARD_WARPS: usize = 4;
 
 /// The kernels of sources that are computed.
 pub(super) struct FusedKernels {
@@ -253,6 +255,18 @@ struct Backward {
     again: u64,
     again_stride: u64,
     weights: u64,
+    row_warps: u32,
+}
+
+/// How many warps of a block share a row of the gradients of SwiGLU: all where rows are long, or so few that a warp for each would leave places empty. Elsewhere a row each takes 0.6 to 0.9 of the
+/// time at halves of 256 to 1536, and 1.03 at 5120 (H200, 2026-11, the record of gradients). The kernel has all for rows that are aligned, and whose codes share scales along them.
+fn row_warps(x: &CastFrom<'_>, aligned: bool, sm_count: usize) -> usize {
+    let long = x.cols >= 8192 || x.rows < 2 * BACKWARD_WARPS * sm_count;
+    let shares = match x.values {
+        CastValues::Coded { scheme, .. } => scheme.group().extents()[1] != Extent::Elements(1),
+        _ => true,
+    };
+    if aligned && shares && long { BACKWARD_WARPS } else { 1 }
 }
 
 fn place(matrix: Option<Strided<'_>>) -> (u64, u64) {
@@ -363,6 +377,10 @@ impl Kernels {
         }
         let coded = matches!(x.values, CastValues::Coded { .. });
         let aligned = x.is_aligned() && is_aligned(gradient.0.address, rows, gradient.1, *dtype);
+        let row_warps = row_warps(x, aligned, self.sm_count);
+        // Scale bytes of padding of MXFP8 are written, too.
+        let lines = if matches!(to, Some(BackwardTo::Mx(..))) { rows.next_multiple_of(128) } else { rows };
+        let blocks = Blocks::new((lines.div_ceil(BACKWARD_WARPS / row_warps), 1), 32 * BACKWARD_WARPS as u32);
         let ((wide, wide_stride), (again, again_stride)) = (place(*wide), place(*again));
         let backward = Backward {
             gradient: gradient.0.address,
@@ -372,15 +390,15 @@ impl Kernels {
             again,
             again_stride,
             weights: address(*weights),
+            row_warps: row_warps as u32,
         };
         let source = CastSource::new(x).with_producer(Producer::new(forward));
         let kernels = self.fused(stream)?;
         if let Some(BackwardTo::Mx(format, rule, out)) = to {
-            // Scale bytes of padding are written, too.
             return enqueue!(
                 stream,
                 kernels.backward_mx[usize::from(coded)].of(*dtype, aligned)?,
-                Blocks::new((rows.next_multiple_of(128), 1), BACKWARD_THREADS),
+                blocks,
                 source,
                 backward,
                 rows as u32,
@@ -397,7 +415,7 @@ impl Kernels {
         enqueue!(
             stream,
             kernels.backward[usize::from(coded)].of(*dtype, aligned)?,
-            Blocks::new((rows, 1), BACKWARD_THREADS),
+            blocks,
             source,
             backward,
             rows as u32,
