@@ -139,7 +139,7 @@ fn the_data_decide() {
         decides(&reference::swiglu(gated(hidden).view(), &Swiglu::default()).unwrap().0, row);
         decides(&reference::silu(one_above(hidden, [448.0, 450.0]).mapv(f32::abs).view()), row);
         let weight = vec![NORM_WEIGHT; hidden];
-        let options = RmsNorm { weight: &weight, epsilon: 1e-6, residual: None, dtype: DType::Bf16 };
+        let options = RmsNorm::new(&weight, 1e-6, DType::Bf16);
         decides(&reference::rms_norm(one_above(hidden, [448.0, 450.0]).view(), &options).unwrap().values, row);
         let positive = one_above(hidden, [448.0, 450.0]).mapv(f32::abs);
         decides(&reference::gelu(positive.view()), row);
@@ -286,7 +286,7 @@ fn rows_of_producers() {
         let matrix = MatRef::new(&data, DType::Bf16, ROWS, hidden).unwrap();
         let weight = vec![NORM_WEIGHT; hidden];
         let there = handle.upload(&weight).unwrap();
-        let options = RmsNorm { weight: &weight, epsilon: 1e-6, residual: None, dtype: DType::Bf16 };
+        let options = RmsNorm::new(&weight, 1e-6, DType::Bf16);
         let normed = reference::rms_norm(x.view(), &options).unwrap();
         let norm = || RmsNormArgs::new(&matrix, VecRef::new(&there, DType::F32, hidden).unwrap(), 1e-6).unwrap();
         let context = format!("norm of {ROWS} x {hidden}");

@@ -214,7 +214,7 @@ fn norms_and_gradients() {
         write(&handle, &mut gated.data, &gated.x);
         write(&handle, &mut g, &gradient);
         handle.launch(&graph).unwrap();
-        let options = RmsNorm { weight: &weight, epsilon: 1e-6, residual: None, dtype: DType::Bf16 };
+        let options = RmsNorm::new(&weight, 1e-6, DType::Bf16);
         let values = reference::rms_norm(gated.x.view(), &options).unwrap().values;
         let want = reference::quantize(values.view(), DType::F32, read).unwrap();
         assert_device_bits(&handle, &normed, &want, "captured norm for a product");

@@ -196,7 +196,7 @@ fn norms() {
             let weight: Vec<f32> =
                 (0..cols).map(|j| 2f32.powi((j / 16 % 4 + j / 128 * 5 % 13) as i32 - 8 + size)).collect();
             let there = handle.upload(&weight).unwrap();
-            let options = RmsNorm { weight: &weight, epsilon: 1e-6, residual: None, dtype: DType::Bf16 };
+            let options = RmsNorm::new(&weight, 1e-6, DType::Bf16);
             let values = reference::rms_norm(x.values.view(), &options).unwrap().values;
             let mut rstd = handle.alloc(4 * rows).unwrap();
             for recipe in recipes_of(rows) {

@@ -311,7 +311,7 @@ fn codes_differ_only_where_a_value_is_at_a_boundary() {
         in_f32,
     );
     let weight: Vec<f32> = (0..320).map(|j| 0.5 + j as f32 / 320.0).collect();
-    let norm = RmsNorm { weight: &weight, epsilon: 1e-6, residual: Some(x.view()), dtype: DType::Bf16 };
+    let norm = RmsNorm::new(&weight, 1e-6, DType::Bf16).with_residual(x.view());
     let values = rms_norm(x.view(), &norm).unwrap().values;
     let want = definition::rms_norm(x.view(), &norm);
     codes_differ_at_boundaries(&values, &want, |_, want| NEAR * want.abs() + STEPS, in_f32);

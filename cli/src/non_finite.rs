@@ -7,7 +7,7 @@ use scaled_gemm::checkpoint::printable;
 use scaled_gemm::reference;
 use scaled_gemm::{DType, Result, Scheme};
 
-use crate::output::{Failure, count, shown};
+use crate::output::{Failure, count, exactly, shown};
 use crate::target::Target;
 
 /// How many of each a matrix holds, and where the first ones are.
@@ -120,7 +120,7 @@ pub fn takes_infinities(target: Target, source: DType) -> Result<bool> {
 
 /// How the tensor is left out, and no other.
 fn without(name: &str) -> String {
-    format!("leave the tensor out with --exclude '^{}$'", printable(&regex::escape(name)))
+    format!("leave the tensor out with --exclude {}", exactly([name]))
 }
 
 /// What takes infinities in the recipe's place, and what else it needs. `allowed`: it was given already.

@@ -215,6 +215,17 @@ pub fn shown(path: &Path) -> String {
     printable(&path.display().to_string())
 }
 
+/// A regular expression for tensors of these names and no others, as a word for a shell.
+pub fn exactly<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    // A shell ends a word at an apostrophe, whatever stands before it.
+    let escaped = |name: &str| printable(&regex::escape(name)).replace('\'', r"\x27");
+    let names: Vec<_> = names.into_iter().map(escaped).collect();
+    match &*names {
+        [one] => format!("'^{one}$'"),
+        all => format!("'^({})$'", all.join("|")),
+    }
+}
+
 /// A number as it is, and a long one by its power of ten: `65504`, `1e30`.
 pub fn float(value: f32) -> String {
     let size = value.abs();

@@ -106,7 +106,7 @@ impl Computed {
             "gelu-tanh" => reference::gelu_tanh(x.view()),
             "normed" => Array2::from_shape_fn(x.dim(), |(i, j)| x[(i, j)] * self.gated.weights[i] * self.columns[j]),
             _ => {
-                let options = RmsNorm { weight: &self.columns, epsilon: 1e-6, residual: None, dtype: DType::Bf16 };
+                let options = RmsNorm::new(&self.columns, 1e-6, DType::Bf16);
                 reference::rms_norm(x.view(), &options).unwrap().values
             }
         }

@@ -20,6 +20,20 @@ pub struct RmsNorm<'a> {
     pub dtype: DType,
 }
 
+impl<'a> RmsNorm<'a> {
+    /// Without a residual.
+    #[must_use]
+    pub fn new(weight: &'a [f32], epsilon: f32, dtype: DType) -> Self {
+        Self { weight, epsilon, residual: None, dtype }
+    }
+
+    /// With what is added to x first.
+    #[must_use]
+    pub fn with_residual(self, residual: ArrayView2<'a, f32>) -> Self {
+        Self { residual: Some(residual), ..self }
+    }
+}
+
 /// What [`rms_norm`] gives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RmsNormed {
@@ -42,7 +56,7 @@ pub struct RmsNormed {
 ///
 /// The order of the sum is that of a GPU, so that the bytes are equal: one fused multiply-add after the other over 8 neighbours, a
 /// tree over the 16 such of 128 columns (8 apart, 4, 2, 1), the 128 columns of number c added to the sum of number c modulo 8, and
-/// a tree over the eight (4 apart, 2, 1). Squares beyond FP32 make it infinite, and the row zeros. Runs on all cores; allocates the
+/// a tree over the eight (4 apart, 2, 1). Squares beyond FP32 make it infinite, and the row zeros; zeros with an epsilon of 0 become NaN. Runs on all cores; allocates the
 /// result.
 ///
 /// # Errors

@@ -11,8 +11,8 @@ use crate::activations::{ACTIVATIONS, is_scale};
 use crate::copied;
 use crate::folder::{self, module};
 use crate::orphans;
-use crate::output::{Failure, count, shown};
-use crate::remains;
+use crate::output::{Failure, count, exactly, shown};
+use crate::{remains, unread};
 
 /// Most tensors in the way that are named.
 const MOST_NAMED: usize = 8;
@@ -64,13 +64,10 @@ fn exclude(matrices: &[&Item]) -> String {
     if matrices.iter().any(|matrix| matrix.slice.is_some()) {
         return String::new();
     }
-    let names: BTreeSet<String> = matrices.iter().map(|matrix| printable(&regex::escape(&matrix.name))).collect();
-    let names: Vec<_> = names.into_iter().collect();
-    match &*names {
-        [one] => format!(", or leave the matrix as it is with --exclude '^{one}$'"),
-        few if few.len() <= MOST_NAMED => {
-            format!(", or leave the matrices as they are with --exclude '^({})$'", few.join("|"))
-        }
+    let names: BTreeSet<&str> = matrices.iter().map(|matrix| matrix.name.as_str()).collect();
+    match names.len() {
+        1 => format!(", or leave the matrix as it is with --exclude {}", exactly(names)),
+        few if few <= MOST_NAMED => format!(", or leave the matrices as they are with --exclude {}", exactly(names)),
         _ => ", or leave the matrices as they are with --exclude".into(),
     }
 }
@@ -202,5 +199,8 @@ pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<St
         all => format!("; {} more are named by info", all - 1),
     };
     let left = problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
-    left.into_iter().chain(copied::beside_plain(input, |name| said.contains(name))).collect()
+    // Of a tensor one thing is said.
+    let lost: Vec<_> = input.lost_casts().into_iter().filter(|name| !remains.tensors.contains(*name)).collect();
+    let lost = unread::lost_casts(&lost).map(|lost| format!("copied as they are: {lost}"));
+    left.into_iter().chain(lost).chain(copied::beside_plain(input, |name| said.contains(name))).collect()
 }

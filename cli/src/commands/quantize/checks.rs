@@ -14,7 +14,7 @@ use super::plan::Plans;
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
-use crate::output::{Failure, count, shown};
+use crate::output::{Failure, count, exactly, shown};
 use crate::sources;
 use crate::target::{Target, published};
 use crate::unread::{says_quantized, unread_codes};
@@ -52,13 +52,13 @@ pub fn refuse_shapes(input: &Checkpoint, plans: &Plans) -> Result<(), Failure> {
         let name = &plans.items[at].name;
         recipe.scheme().check_shape(weight.rows, weight.cols).map_err(|e| {
             Failure::Use(format!(
-                "{}: tensor {}: {} x {} cast to {}: {e}, or leave the tensor out with --exclude '^{}$'",
+                "{}: tensor {}: {} x {} cast to {}: {e}, or leave the tensor out with --exclude {}",
                 shown(input.path()),
                 printable(name),
                 weight.rows,
                 weight.cols,
                 recipe.scheme(),
-                printable(&regex::escape(name))
+                exactly([name.as_str()])
             ))
         })?;
     }
