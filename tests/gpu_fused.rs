@@ -106,6 +106,8 @@ fn each_kernel_once() {
                 swiglu::check_backward(&handle, &mut rng, (rows, 160), dtype, apart, 32);
             }
             swiglu::check_backward(&handle, &mut rng, (6, 2176), dtype, apart, 128);
+            // A warp a row.
+            swiglu::check_backward(&handle, &mut rng, (5, 512), dtype, apart, 128);
         }
     }
 }

@@ -298,6 +298,24 @@ mod tests {
         }
     }
 
+    /// What a shell makes of the word matches these names and no others.
+    #[test]
+    fn excluded_names_are_words_of_a_shell() {
+        let names = ["a'b", r"a\'b", "a.b", "a\nb", "a$(b)"];
+        let in_apostrophes = |word: String| {
+            let inner = word.strip_prefix('\'').and_then(|word| word.strip_suffix('\'')).unwrap().to_string();
+            assert!(!inner.contains(['\'', '\n']), "{inner}");
+            regex::Regex::new(&inner).unwrap()
+        };
+        for name in names {
+            let one = in_apostrophes(exactly([name]));
+            assert_eq!(names.map(|other| one.is_match(other)), names.map(|other| other == name), "{one}");
+        }
+        let two = in_apostrophes(exactly([names[0], names[3]]));
+        assert_eq!(names.map(|name| two.is_match(name)), [true, false, false, true, false]);
+        assert!(!two.is_match("xa'b") && !two.is_match("a'bx"));
+    }
+
     #[test]
     fn cells_are_one_line_without_control_characters() {
         let text = table(["name", "n"], 1, &[["a\n\u{1b}[2Jb".into(), "1".into()]]);

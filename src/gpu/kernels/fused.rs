@@ -258,15 +258,16 @@ struct Backward {
     row_warps: u32,
 }
 
-/// How many warps of a block share a row of the gradients of SwiGLU: all where rows are long, or so few that a warp for each would leave places empty. Elsewhere a row each takes 0.6 to 0.9 of the
-/// time at halves of 256 to 1536, and 1.03 at 5120 (H200, 2026-11, the record of gradients). The kernel has all for rows that are aligned, and whose codes share scales along them.
+/// How many warps of a block share a row of the gradients of SwiGLU: all where rows are long, or so few that a warp for each would leave places empty, and longer than what a warp takes at once. With
+/// 16384 rows a warp for each takes 0.4 to 0.8 of the time at halves of 256 to 1536, and 1.01 to 1.04 at 5120 and 7168; with 16 and 128 rows 1.3 to 2.4 (H200, 2026-11, the record of gradients). The kernel has all for
+/// rows that are aligned, and whose codes share scales along them; others have one, few or not, which was not timed.
 fn row_warps(x: &CastFrom<'_>, aligned: bool, sm_count: usize) -> usize {
-    let long = x.cols >= 8192 || x.rows < 2 * BACKWARD_WARPS * sm_count;
+    let few = x.rows < 2 * BACKWARD_WARPS * sm_count;
     let shares = match x.values {
         CastValues::Coded { scheme, .. } => scheme.group().extents()[1] != Extent::Elements(1),
         _ => true,
     };
-    if aligned && shares && long { BACKWARD_WARPS } else { 1 }
+    if aligned && shares && (x.cols >= 8192 || (few && x.cols > 1024)) { BACKWARD_WARPS } else { 1 }
 }
 
 fn place(matrix: Option<Strided<'_>>) -> (u64, u64) {

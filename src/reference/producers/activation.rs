@@ -5,18 +5,18 @@ use ndarray::{Array2, ArrayView2};
 use super::map;
 use crate::epilogue::Activation;
 
-/// `fl(v * fl(1 / fl(1 + exp(-v))))`; [`Activation::Silu`]. NaN at minus infinity. Runs on all cores; allocates the result, and panics where that cannot be (of a view that is larger than memory).
+/// `fl(v * fl(1 / fl(1 + exp(-v))))`; [`Activation::Silu`]. NaN at minus infinity. Runs on all cores; allocates the result, and panics or aborts where that cannot be (of a view that is larger than memory).
 pub fn silu(x: ArrayView2<f32>) -> Array2<f32> {
     map(x, |v| Activation::Silu.apply(v))
 }
 
-/// GELU in its tanh form, [`Activation::Gelu`]. NaN at minus infinity. Runs on all cores; allocates the result, and panics where that cannot be (of a view that is larger than memory).
+/// GELU in its tanh form, [`Activation::Gelu`]. NaN at minus infinity. Runs on all cores; allocates the result, and panics or aborts where that cannot be (of a view that is larger than memory).
 pub fn gelu_tanh(x: ArrayView2<f32>) -> Array2<f32> {
     map(x, |v| Activation::Gelu.apply(v))
 }
 
 /// GELU in its exact form, `v * erfc(-v / sqrt 2) / 2`, with all digits for every v: within 3.7e-7 of its value, and of subnormal ones within
-/// 3.7e-45. 0 with v's sign where that is less than FP32 has, and at minus infinity. Runs on all cores; allocates the result, and panics where that cannot be (of a view that is larger than memory).
+/// 3.7e-45. 0 with v's sign where that is less than FP32 has, and at minus infinity. Runs on all cores; allocates the result, and panics or aborts where that cannot be (of a view that is larger than memory).
 ///
 /// ```text
 /// a  = min(|v|, 14.5);  s = fl(a * a)                         beyond 14.5 the tail is zero
