@@ -491,12 +491,12 @@ fn casts_that_lost_their_metadata_are_said_to_have() {
             &["copied as they are: 2 tensors (v.weight, w)", remedy],
         );
         let error = bad(2, &["gemm", "--a", &format!("{bare}:w"), "--b", &format!("{bare}:x"), "-o", &q]);
+        assert_words(&error, &["tensor w: has dtype U8; its tensors fit a cast, which no product reads", remedy]);
+        assert_words(&error, &["scaled_gemm.w"]);
         tensors.push(("y.weight", Dtype::F32, vec![32, 64], f32_bytes(&[1.0; 2048])));
         write(&bare, &tensors);
         let said = said(&["quantize", &bare, "-o", &back, "--group", "1x32"]);
         assert_words(&said, &["copied as they are: 2 tensors (v.weight, w) may be the codes of casts", remedy]);
-        assert_words(&error, &["tensor w: has dtype U8; its tensors fit a cast, which no product reads", remedy]);
-        assert_words(&error, &["scaled_gemm.w"]);
     }
     // Scales of no cast.
     write(&bare, &[("w", Dtype::U8, vec![64, 64], vec![1; 4096]), ("w_scale", Dtype::F32, vec![64, 3], vec![0; 768])]);

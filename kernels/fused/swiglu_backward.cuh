@@ -83,10 +83,6 @@ struct Expert {
 // Blocks of a multiprocessor that fit without spilling: four on sm_90 alone, and there not of MXFP8.
 constexpr u32 BACKWARD_WARPS = 4, BACKWARD_BLOCKS = TUNED ? 4 : 3, BACKWARD_MX_BLOCKS = 3;
 
-// ROW_WARPS warps share a row: each has 256 neighbours, eight in a lane, and those APART columns further right; then they take a STEP.
-template <u32 ROW_WARPS> constexpr u32 APART = 256 * ROW_WARPS;
-template <u32 ROW_WARPS> constexpr u32 STEP = 2 * APART<ROW_WARPS>;
-
 // Where a lane reads of a row. AHEAD: what is read next fits into registers beside what is computed. This one: codes of single columns.
 template <class S> struct Walk {
     static constexpr bool AHEAD = false;
@@ -141,7 +137,7 @@ struct CastTarget {
 };
 
 // Four warps of a block share a long row, so that few are open at a time, or each has a short one, so that none waits for columns that are not there. Eight that shared four
-// long rows took 1.08 times as long from codes, and 1.03 where they computed nothing (observed: H200, 2026-11). `source` is x, both halves; its producer has clamp, weights
+// long rows took 1.06 times as long from codes, and 1.03 where they computed nothing (observed: H200, 2026-11). `source` is x, both halves; its producer has clamp, weights
 // and experts. Groups of 32 or 128 columns. TARGET: `CastTarget` or its like.
 template <u32 ROW_WARPS, class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
 __device__ __forceinline__ void swiglu_backward(const CastSource& source, const Backward& b, u32 rows, const TARGET& to) {
@@ -149,7 +145,8 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
     using Of = Groups<Maximum<Numbers, FORMAT>, 4, 8, 32, SHIFT>;
     static_assert(Of::OWN == 1, "a lane keeps one scale");
     __shared__ float sums[BACKWARD_WARPS][8];
-    constexpr u32 apart = APART<ROW_WARPS>, step = STEP<ROW_WARPS>, threads = 32 * ROW_WARPS;
+    // The warps of a row have 256 neighbours each, eight in a lane, and those `apart` columns further right; then they take a step.
+    constexpr u32 threads = 32 * ROW_WARPS, apart = 8 * threads, step = 2 * apart;
     const u32 half = source.cols / 2, row = blockIdx.x * (BACKWARD_WARPS / ROW_WARPS) + threadIdx.x / threads, first = threadIdx.x % threads * 8;
     begin();
     const int from = source_row<Expert>(source, row, rows);
