@@ -195,8 +195,8 @@ def square(kernel, rows, cols, warps, across):
     return "cast_rows", kernel, (right, down, 1) if across else (down, right, 1), 32 * warps, False
 
 
-def tiles(kernel, rows, cols):
-    return "cast_tile", kernel, (-(-rows // 128) * -(-cols // 128), 1, 1), 256, False
+def tiles(kernel, rows, cols, threads=256):
+    return "cast_tile", kernel, (-(-rows // 128) * -(-cols // 128), 1, 1), threads, False
 
 
 class Bench:
@@ -322,7 +322,10 @@ def coded(bench, rows, cols, small, back=True):
     ):
         o = operands[source]
         if groups[1] == 0:
-            kernels = [tiles(f"cast_channel_wide_{source}", rows, cols), tiles(f"cast_channel_{source}", rows, cols)]
+            wide = [tiles(f"cast_channel_{kind}_{source}", rows, cols, threads) for kind, threads in (("wide", 128), ("few", 256))]
+            kernels = [*wide, tiles(f"cast_channel_{source}", rows, cols)]
+            if to == E2M1:
+                kernels.append(tiles(f"cast_channel_four_{source}", rows, cols))
             label = f"{1 << groups[0]}x1"
         else:
             old = few(f"cast_groups_few_{source}", rows, cols) if small else line(f"cast_groups_{name}_{source}", rows, cols, 64)

@@ -13,7 +13,7 @@ struct Backward {
     Bf16* again;           // [rows][half]: the result of the forward pass, likewise
     u64 again_stride;
     float* weights;        // [rows]: the gradient of the weights; null: not wanted
-    u32 row_warps;         // warps of a block that share a row: 1 or all
+    u32 row_warps;         // warps of a block that share a row: 1, 2 or all
 };
 
 // Eight neighbours of each half of x, and of the gradient.
@@ -94,7 +94,7 @@ template <class S> struct Walk {
     __device__ __forceinline__ void step(u32 cols) { offset += cols; }
 };
 template <class T, bool ALIGNED> struct Walk<Plain<T, ALIGNED>> {
-    static constexpr bool AHEAD = sizeof(T) == 2;
+    static constexpr bool AHEAD = sizeof(T) == 2 && ALIGNED;  // what is not aligned takes 0.93 of the time without
     using S = Plain<T, ALIGNED>;
     const T* at;
     __device__ __forceinline__ Walk(const CastSource& s, int row, u32 col, u32) : at(S::at(s, row, col)) {}
@@ -136,7 +136,7 @@ struct CastTarget {
     __device__ __forceinline__ void pad(u64, u32) const {}
 };
 
-// Four warps of a block share a long row, so that few are open at a time, or each has a short one, so that none waits for columns that are not there. Eight that shared four
+// Four warps of a block share a long row, or two, so that few are open at a time, or each has a short one, so that none waits for columns that are not there. Eight that shared four
 // long rows took 1.06 times as long from codes, and 1.03 where they computed nothing (observed: H200, 2026-11). `source` is x, both halves; its producer has clamp, weights
 // and experts. Groups of 32 or 128 columns. TARGET: `CastTarget` or its like.
 template <u32 ROW_WARPS, class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
@@ -249,12 +249,11 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
     if (first == 0 && row < rows) b.weights[row] = sum_of_eight(of_row, 1);
 }
 
-// Codes whose groups have one column are opened by other code than those of more. They and what is not aligned have one warp a row (`row_warps` of src/gpu/kernels/fused.rs).
+// Codes whose groups have one column are opened by other code than those of more, and have one warp a row (`row_warps` of src/gpu/kernels/fused.rs).
 template <class S, class T, bool ALIGNED, u32 FORMAT, int SHIFT, class TARGET>
 __device__ __forceinline__ void swiglu_backward_of(const CastSource& source, const Backward& b, u32 rows, const TARGET& to) {
-    if constexpr (ALIGNED) {
-        if (b.row_warps == BACKWARD_WARPS) return swiglu_backward<BACKWARD_WARPS, S, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
-    }
+    if (b.row_warps == BACKWARD_WARPS) return swiglu_backward<BACKWARD_WARPS, S, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
+    if (b.row_warps == 2) return swiglu_backward<2, S, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
     if constexpr (is_coded<S>) {
         if (source.grid.col_shift == 0) return swiglu_backward<1, Opened<E4M3>, T, ALIGNED, FORMAT, SHIFT>(source, b, rows, to);
     }

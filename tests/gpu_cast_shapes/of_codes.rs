@@ -139,6 +139,11 @@ fn numbers(rng: &mut Noise, (rows, cols): (usize, usize)) -> [Parts; 8] {
     })
 }
 
+/// A recipe for numbers of a kind: under its own floor E4M3 has zeros alone of subnormal ones.
+fn of_floor(kind: &str, to: CastRecipe) -> CastRecipe {
+    if kind != "subnormal" { to } else { to.with_floor(to.scheme().format().max() * f32::MIN_POSITIVE).unwrap() }
+}
+
 /// Every source once and every target once, in pairs that differ from turn to turn; `kind_of` a source: a number of [`KINDS`].
 fn each_source_and_target(
     handle: &Handle,
@@ -156,11 +161,7 @@ fn each_source_and_target(
         let q = Coded::new(handle, rng, KINDS[kind], *from, &x[kind], at + turn);
         // All of them, 7 places behind one another; as there are more targets than sources some sources have two.
         for place in (at..targets.len().max(at + 1)).step_by(sources.len()) {
-            let mut to = targets[(place * 7 + turn * 3) % targets.len()];
-            if KINDS[kind] == "subnormal" {
-                // Under its own floor E4M3 has zeros alone.
-                to = to.with_floor(to.scheme().format().max() * f32::MIN_POSITIVE).unwrap();
-            }
+            let to = of_floor(KINDS[kind], targets[(place * 7 + turn * 3) % targets.len()]);
             q.check(handle, to, &poison, KINDS[kind]);
         }
     }
@@ -192,6 +193,36 @@ fn codes_to_codes_of_each_kind() {
     for (rows, cols) in [(144, 576), (4 * handle.device().sm_count as usize + 5, 576)] {
         for kind in 0..KINDS.len() {
             each_source_and_target(&handle, &mut rng, (rows, cols), &recipes_of(rows), kind, |_| kind);
+        }
+    }
+}
+
+/// Per channel other kernels cast few tiles, some, and thousands to E2M1.
+#[test]
+fn codes_to_channels_of_few_and_many_tiles() {
+    let Some(handle) = handle() else { return };
+    let (mut rng, multiprocessors) = (Noise::new(935), handle.device().sm_count as usize);
+    let cols = 5 * TURN;
+    let of_tiles = |tiles: usize| (tiles / 5 + 1) * BAND + 44;
+    let sources = schemes(1).into_iter().filter(|from| !from.group().is_per_channel());
+    let sources: Vec<_> = sources.filter(|from| from.scales() != CastScales::Ue8m0).collect();
+    let channels = recipes_of(1).into_iter().filter(|to| to.scheme().group().is_per_channel());
+    let channels: Vec<_> = channels.collect();
+    let to_e2m1: Vec<_> = channels.iter().filter(|to| to.scheme().format() == CodeFormat::E2M1).copied().collect();
+    // All sources with all kinds of few tiles and of some; of thousands each kind once, from both formats.
+    let each = 8 * sources.len();
+    for (tiles, pairs, targets) in [
+        (15, each, &channels),
+        (2 * multiprocessors, each, &channels),
+        (24 * multiprocessors, 2 * KINDS.len(), &to_e2m1),
+    ] {
+        let rows = of_tiles(tiles);
+        let (x, poison) = (numbers(&mut rng, (rows, cols)), vec![0xA5; rows * cols]);
+        for at in 0..pairs {
+            let (kind, from) = (at % 8, sources[(at / 8 + at % 8 + at % 2 * sources.len() / 2) % sources.len()]);
+            let to = of_floor(KINDS[kind], targets[(at * 7 + at / 8) % targets.len()]);
+            let q = Coded::new(&handle, &mut rng, KINDS[kind], from, &x[kind], at);
+            q.check(&handle, to, &poison, KINDS[kind]);
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::cast::*;
 use crate::common::*;
 use crate::strided::*;
-use crate::swiglu::many_rows;
+use crate::swiglu::{many_rows, some_rows};
 use ndarray::Array2;
 use scaled_gemm::reference::{self, Swiglu};
 use scaled_gemm::{
@@ -83,7 +83,7 @@ fn check(handle: &Handle, rng: &mut Noise, (rows, half): (usize, usize), from: C
 }
 
 /// No rows are a multiple of 4, to which scales by columns are padded. Halves of whole groups of 128, and others, of which the right one begins within a
-/// group; of more columns than a block takes at once, the last ones no whole step; and so many rows that each has a warp.
+/// group; of more columns than a block takes at once, the last ones no whole step; and so many rows that each has a warp, or two.
 #[test]
 fn every_grouping() {
     let Some(handle) = handle() else { return };
@@ -93,7 +93,8 @@ fn every_grouping() {
             |recipe: &CastRecipe| recipe.scheme().format() == CodeFormat::E4M3 && !recipe.scheme().is_transposed();
         recipes_of(rows).into_iter().filter(e4m3)
     };
-    for (at, shape) in [(13, 160), (135, 1280), (5, 4480), (many_rows(&handle), 576)].into_iter().enumerate() {
+    let (some, many) = (some_rows(&handle), many_rows(&handle));
+    for (at, shape) in [(13, 160), (135, 1280), (5, 4480), (many, 576), (some, 576)].into_iter().enumerate() {
         for (turn, from) in of_rows(shape.0).enumerate() {
             check(&handle, &mut rng, shape, from, turn + at);
         }

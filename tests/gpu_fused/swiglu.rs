@@ -12,6 +12,11 @@ pub fn many_rows(handle: &Handle) -> usize {
     8 * handle.device().sm_count as usize + 5
 }
 
+/// Rows of which two warps of a block share each, on any GPU, where they are aligned and where not.
+pub fn some_rows(handle: &Handle) -> usize {
+    4 * handle.device().sm_count as usize + 7
+}
+
 /// Every way to call the backward pass, compared with the reference; x also from codes.
 pub fn check_backward(
     handle: &Handle,
@@ -110,6 +115,9 @@ fn backward() {
     }
     for dtype in INPUTS {
         check_backward(&handle, &mut rng, (many, 544), dtype, 0, 32);
+        for apart in [0, 3] {
+            check_backward(&handle, &mut rng, (some_rows(&handle), 1056), dtype, apart, 32);
+        }
     }
 }
 
@@ -135,6 +143,7 @@ fn gradients_for_products() {
         (2, 4256, DType::F16, 0),
         (2, 2208, DType::F32, 3),
         (many_rows(&handle), 544, DType::Bf16, 0),
+        (some_rows(&handle), 1056, DType::Bf16, 3),
         (257, 128, DType::F32, 0),
     ] {
         let x = Both::new(&handle, dtype, 2 * half + apart, numbers(&mut rng, (rows, 2 * half), true));

@@ -5,6 +5,7 @@ use std::iter::empty;
 use super::Kernels;
 use super::cast_args::{CastOut, CastRule, CastSource};
 use super::cast_call::{CastFrom, CastPart, CastTo, CastValues};
+use super::cast_channels::{ChannelKernels, are_channels_wide, is_channel};
 use super::fused::FusedKernels;
 use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue};
 use super::module::{Module, Modules};
@@ -34,8 +35,8 @@ pub(super) struct CastKernels {
     row: [BySource; 2],
     tile: BySource,
     channel: BySource,
-    /// Per channel, not transposed, of codes whose scales are FP32 and no channel's own: of E4M3 and of E2M1.
-    channel_wide: [Kernel; 2],
+    /// Of E4M3 and of E2M1 codes.
+    channel_wide: [ChannelKernels; 2],
     /// E4M3, E2M1.
     back: [ByInput; 2],
     back_transposed: [ByInput; 2],
@@ -143,7 +144,7 @@ impl CastKernels {
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::with_channels(tile, "cast_tile")?,
             channel: BySource::with_channels(tile, "cast_channel")?,
-            channel_wide: [tile.kernel("cast_channel_wide_e4m3")?, tile.kernel("cast_channel_wide_e2m1")?],
+            channel_wide: [ChannelKernels::of(&tile, "e4m3")?, ChannelKernels::of(&tile, "e2m1")?],
             back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
             back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
             fp4_to_fp8: [(back.kernel("fp4_to_fp8_1")?, 2), (back.kernel("fp4_to_fp8_4")?, 8)],
@@ -235,13 +236,22 @@ impl CastKernels {
         }
     }
 
-    /// The kernel that casts per channel.
-    fn of_channels(&self, from: &CastFrom<'_>, to: &CastTo<'_>) -> Result<Kernel> {
+    /// The kernel that casts so many tiles per channel, and the threads of its blocks.
+    fn of_channels(
+        &self,
+        from: &CastFrom<'_>,
+        to: &CastTo<'_>,
+        tiles: usize,
+        sm_count: usize,
+    ) -> Result<(Kernel, u32)> {
         match from.values {
             CastValues::Coded { scheme, .. } if are_channels_wide(from, to) => {
-                Ok(self.channel_wide[usize::from(scheme.format() == CodeFormat::E2M1)])
+                let kernels = &self.channel_wide[usize::from(scheme.format() == CodeFormat::E2M1)];
+                Ok(kernels.of_tiles(tiles, to.scheme.format(), sm_count))
             }
-            _ => self.channel.kernel(from),
+            // Of plain matrices blocks have 64 columns (kernels/cast/cast_tile.cuh).
+            CastValues::Plain { .. } => Ok((self.channel.kernel(from)?, THREADS / 2)),
+            _ => Ok((self.channel.kernel(from)?, THREADS)),
         }
     }
 
@@ -262,13 +272,6 @@ fn lies_flat(scheme: CastScheme, cols: usize) -> bool {
     down == Extent::Elements(1) && whole && scheme.scales() == CastScales::RowMajor
 }
 
-/// Whether `channel_wide` has a kernel for this cast.
-fn are_channels_wide(from: &CastFrom<'_>, to: &CastTo<'_>) -> bool {
-    let codes = matches!(from.values, CastValues::Coded { scheme, .. }
-        if !is_channel(scheme) && scheme.scales() != CastScales::Ue8m0);
-    codes && is_channel(to.scheme) && from.index.is_none() && !to.scheme.is_transposed()
-}
-
 /// That E2M1 codes may be made E4M3.
 fn check_fp4_to_fp8(from: &CastFrom<'_>, to: &CastTo<'_>, inexact: Option<&Span<'_>>) -> Result<()> {
     let count = "count of inexact groups";
@@ -284,11 +287,6 @@ const FLAT: usize = 1 << 31;
 
 /// Columns of a row that `cast_row_wide_*` holds.
 const WIDE_ROW: usize = 128 * 64;
-
-/// Whether each column of a group has a scale of its own.
-fn is_channel(scheme: CastScheme) -> bool {
-    scheme.group().extents()[1] == Extent::Elements(1)
-}
 
 /// Elements of a thread of `cast_groups_*`, in vectors of eight, as `kernels/cast/cast_rows.cu` has them.
 fn vectors_of(values: &CastValues<'_>) -> usize {
@@ -417,17 +415,16 @@ impl Kernels {
                 }
             }),
             _ => {
-                let kernel = match (from.values, produced) {
-                    (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if is_channel(to.scheme) => {
-                        fused.channel(&producer, dtype, aligned)?
-                    }
-                    _ if is_channel(to.scheme) => family.of_channels(from, to)?,
-                    _ => choose(&family.tile, |f| &f.tile)?,
-                };
-                // Of plain matrices blocks per channel have 64 columns (kernels/cast/cast_tile.cuh).
                 let half = is_channel(to.scheme) && matches!(from.values, CastValues::Plain { .. });
-                let (width, threads) = if half { (64, THREADS / 2) } else { (128, THREADS) };
-                Some((kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(width), 1), threads)))
+                let tiles = rows.div_ceil(128) * cols.div_ceil(if half { 64 } else { 128 });
+                let (kernel, threads) = match (from.values, produced) {
+                    (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if is_channel(to.scheme) => {
+                        (fused.channel(&producer, dtype, aligned)?, THREADS)
+                    }
+                    _ if is_channel(to.scheme) => family.of_channels(from, to, tiles, self.sm_count)?,
+                    _ => (choose(&family.tile, |f| &f.tile)?, THREADS),
+                };
+                Some((kernel, Blocks::new((tiles, 1), threads)))
             }
         };
         if let Some((_, blocks)) = launch {

@@ -258,17 +258,20 @@ struct Backward {
     row_warps: u32,
 }
 
-/// How many warps of a block share a row of the gradients of SwiGLU: all where rows are long, or so few that a warp for each would leave places empty, and longer than what a warp takes at once. With
-/// 16384 rows a warp for each takes 0.4 to 0.8 of the time at halves of 256 to 1536, and 1.01 to 1.04 at 5120 and 7168; with 16 and 128 rows 1.3 to 2.4 (H200, 2026-11, the record of gradients). The kernel has all for
-/// rows that are aligned, and whose codes share scales along them; others have one, few or not: an unaligned gradient of
-/// codes takes 1.07 of the time of eight warps that share four rows at 16384 x 7168, and 1.7 at 128 x 7168.
+/// How many warps of a block share a row of the gradients of SwiGLU (H200, 2026-11, the record of channels): the fewer, the fewer wait for columns that are not there and the less a block does at its beginning and end;
+/// the more, the fewer rows are open at a time, and the more multiprocessors have some of few rows. Codes whose groups have one column have kernels of one warp a row.
 fn row_warps(x: &CastFrom<'_>, aligned: bool, sm_count: usize) -> usize {
-    let few = x.rows < 2 * BACKWARD_WARPS * sm_count;
-    let shares = match x.values {
-        CastValues::Coded { scheme, .. } => scheme.group().extents()[1] != Extent::Elements(1),
-        _ => true,
-    };
-    if aligned && shares && (x.cols >= 8192 || (few && x.cols > 1024)) { BACKWARD_WARPS } else { 1 }
+    let (half, most) = (x.cols / 2, |warps: usize| x.rows <= warps * sm_count);
+    let coded = matches!(x.values, CastValues::Coded { .. });
+    match x.values {
+        CastValues::Coded { scheme, .. } if scheme.group().extents()[1] == Extent::Elements(1) => 1,
+        _ if aligned && (half >= 4096 || (half > 512 && most(2))) => 4,
+        _ if aligned && (half >= 2048 || (half > 512 && most(6))) => 2,
+        _ if aligned => 1,
+        _ if half > 1024 && most(4) => 4,
+        _ if (half > 512 && most(8)) || (half >= 2048 && !coded) => 2,
+        _ => 1,
+    }
 }
 
 fn place(matrix: Option<Strided<'_>>) -> (u64, u64) {

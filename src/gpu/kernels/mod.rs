@@ -10,6 +10,7 @@ use cudarc::driver::{CudaContext, sys};
 mod cast;
 mod cast_args;
 mod cast_call;
+mod cast_channels;
 mod dequantize_blocks;
 mod epilogue;
 mod fp8;
