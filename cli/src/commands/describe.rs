@@ -28,7 +28,7 @@ use crate::foreign;
 use crate::orphans;
 use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
 use crate::remains::{self, Remains};
-use crate::unread::{self, Beside};
+use crate::unread::{self, Beside, Unread};
 
 /// One matrix, or what the matter with it is.
 struct Matrix<'a> {
@@ -244,15 +244,9 @@ fn findings(
     if let Some(names) = layers(&own).filter(|_| input.folder().is_some()) {
         found.notes.push(format!("{names} in the dialect plain, which this program reads, and no engine"));
     }
-    let lost = input.lost_casts();
-    let are_casts = unread::are_casts(input, &lost);
-    let is_said = |name: &str| remains.tensors.contains(name) || (are_casts && lost.contains(&name));
-    let codes: Vec<_> = unread::unread_codes(input).into_iter().filter(|tensor| !is_said(&tensor.name)).collect();
-    // Of a tensor one thing is said.
-    let others = |name: &&str| !says || !codes.iter().any(|tensor| tensor.name == *name);
-    let line = unread::lost_casts(&lost.iter().copied().filter(others).collect::<Vec<_>>());
-    if are_casts { &mut found.problems } else { &mut found.notes }.extend(line);
-    match unread::named(&codes).filter(|_| says) {
+    let Unread { codes, lost, are_casts } = Unread::find(input, config, &remains.tensors);
+    if are_casts { &mut found.problems } else { &mut found.notes }.extend(unread::lost_casts(&lost));
+    match unread::named(&codes) {
         Some(codes) => found
             .problems
             .push(format!(

@@ -12,7 +12,8 @@ use crate::copied;
 use crate::folder::{self, module};
 use crate::orphans;
 use crate::output::{Failure, count, exactly, shown};
-use crate::{remains, unread};
+use crate::remains;
+use crate::unread::{self, Unread};
 
 /// Most tensors in the way that are named.
 const MOST_NAMED: usize = 8;
@@ -199,8 +200,7 @@ pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<St
         all => format!("; {} more are named by info", all - 1),
     };
     let left = problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
-    // Of a tensor one thing is said.
-    let lost: Vec<_> = input.lost_casts().into_iter().filter(|name| !remains.tensors.contains(*name)).collect();
-    let lost = unread::lost_casts(&lost).map(|lost| format!("copied as they are: {lost}"));
+    let lost = unread::lost_casts(&Unread::find(input, config, &remains.tensors).lost);
+    let lost = lost.map(|lost| format!("copied as they are: {lost}"));
     left.into_iter().chain(lost).chain(copied::beside_plain(input, |name| said.contains(name))).collect()
 }

@@ -15,9 +15,10 @@ use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
 use crate::output::{Failure, count, exactly, shown};
+use crate::remains;
 use crate::sources;
 use crate::target::{Target, published};
-use crate::unread::{says_quantized, unread_codes};
+use crate::unread::{Unread, says_quantized, unread_codes};
 
 /// Refuses options that would do nothing, and a dialect that nobody reads so.
 pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, target: Target) -> Result<(), Failure> {
@@ -80,7 +81,7 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
         return Ok(());
     };
     let method = describe::method(input, config).map(|(method, _)| method);
-    let remedy = match unread_codes(input).as_slice() {
+    let remedy = match Unread::find(input, config, &remains::find(input, config).tensors).codes.as_slice() {
         [] => "dequantize it first, or for layers that are still plain write --dialect plain".into(),
         // The program's own dequantize does not read them.
         _ => format!(
