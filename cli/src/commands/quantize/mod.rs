@@ -11,6 +11,7 @@ mod report;
 mod rows;
 mod stream;
 mod torn;
+mod zero_groups;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

@@ -106,6 +106,7 @@ impl Report<'_> {
             if let Some(lost) = found.and_then(|found| found.lost.get(&at)) {
                 value["beyond_fp32"] = json!(lost.beyond);
                 value["became_zeros"] = json!(lost.became_zeros());
+                value["zero_groups"] = json!(lost.groups.zeros);
             }
             if let Some([own, shared]) = found.and_then(|found| found.shared.get(&at)) {
                 value["sqnr_db_own_scale"] = json!(own);
