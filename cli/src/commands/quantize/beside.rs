@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, Dtype, SCALE_ENDINGS, TensorInfo, printable};
+use scaled_gemm::checkpoint::{
+    Checkpoint, CheckpointLayout, Dialect, Dtype, RECIPE_KEY, SCALE_ENDINGS, TensorInfo, printable,
+};
 use scaled_gemm::model_folder::ModelConfig;
 
 use super::items::Item;
@@ -188,6 +190,22 @@ pub fn unread(input: &Checkpoint, layout: &CheckpointLayout) -> Option<String> {
         layout.scales_of_others().into_iter().filter(|(name, _, is_read)| !is_read && input.get(name).is_some());
     let found = of_new.map(|(name, matrix, _)| (name, matrix)).chain(input.scales_of_others());
     orphans::of_others_in_words(input, found, ", copied as they are")
+}
+
+/// What there is to say of entries of the metadata that are no recipe, and that have the name of one which is written, or of a plain matrix, of
+/// which readers would take them for one: they are somebody's, and not in what is written.
+pub fn foreign_entries(input: &Checkpoint, plans: &Plans) -> Option<String> {
+    let quantized: HashSet<&str> = plans.weights().map(|(at, _)| plans.items[at].name.as_str()).collect();
+    let goes = |name: &&str| input.said_scheme(name).is_none() && (quantized.contains(name) || input.is_left(name));
+    let names = input.metadata().keys().filter_map(|key| key.strip_prefix(RECIPE_KEY)).filter(goes);
+    let keys: Vec<String> = names.map(|name| [RECIPE_KEY, name].concat()).collect();
+    Some(format!(
+        "{}: {} of the metadata ({}) with the name of a recipe that quantize writes, and nothing that is known as one: not in what is \
+         written; write them under other names to keep them",
+        shown(input.path()),
+        count(keys.len(), "entry", "entries"),
+        folder::some(keys.iter().map(String::as_str))?
+    ))
 }
 
 /// What there is to say of what is copied, and wrong in a model that is quantized: what `info` says of it, in a line or two. `said`: scales

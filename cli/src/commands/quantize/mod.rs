@@ -75,6 +75,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     let unread = beside::unread(&input, &layout);
     let entering = beside::entering(&input, &plans, dialect);
+    let foreign = beside::foreign_entries(&input, &plans);
     let said = layout.scales_of_others().into_iter().map(|(name, ..)| name.to_string());
     let said: HashSet<String> = said.chain(plans.left_out().map(|(item, _)| item.name.clone())).collect();
     let notes = || {
@@ -89,6 +90,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(folder::broken_marks(&input))
             .chain(unread)
             .chain(entering)
+            .chain(foreign)
             .chain(beside::notes(&input, config.as_ref(), &said))
     };
     let report = Report { args, first, dialect, input: &input, config: config.as_ref(), plans: &plans };
