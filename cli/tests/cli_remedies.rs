@@ -196,3 +196,35 @@ fn names_of_groups_and_recipes_in_the_place_of_each_other_are_told() {
     let error = bad(2, &["quantize", "in.safetensors", "--dry-run", "--recipe", "cube"]);
     assert!(error.contains("unknown recipe") && !error.contains("--group"), "{error}");
 }
+
+/// (It was offered also where nothing would have been left to quantize, which is refused.)
+#[test]
+fn a_matrix_is_excluded_only_beside_others() {
+    let folder = Folder::new();
+    let (input, output, scales) = (folder.file("in"), folder.file("out"), folder.file("amax.json"));
+    let matrix = |name, values: &[f32]| (name, Dtype::F32, vec![16, 32], f32_bytes(values));
+    let mut infinite = values(512, 1);
+    infinite[7] = f32::INFINITY;
+    let scale = ("w_scale", Dtype::F32, vec![1], f32_bytes(&[1.0]));
+    let tiny: Vec<f32> = values(512, 1).iter().map(|v| v * 1e-44).collect();
+    fs::write(&scales, "{\"x.weight\": 1.0}").unwrap();
+    for (tensors, options, words) in [
+        (&[matrix("w", &infinite)][..], &["--recipe", "nvfp4"][..], "repair the data; no rule of nvfp4"),
+        (&[matrix("w", &infinite)], &["--recipe", "fp8-row"], "repair the data, or use --preset transformer-engine"),
+        (&[matrix("w", &infinite)], &["--recipe", "mxfp8"], "repair the data, or say --allow-non-finite"),
+        (&[matrix("w", &values(512, 1)), scale], &["--recipe", "fp8-row"], "take it out of the input"),
+        (&[f32_tensor("w", [16, 24], 1)], &["--group", "1x16"], "pad them with zeros"),
+        (&[matrix("w", &tiny)], &["--recipe", "fp8-tensor"], "scale them up, or choose another recipe"),
+    ] {
+        let args = [&["quantize", &input, "-o", &output], options].concat();
+        let both = |tensors: &[Tensor]| {
+            write(&input, tensors);
+            let found = run_on("cpu", &args);
+            String::from_utf8([found.stdout, found.stderr].concat()).unwrap()
+        };
+        let alone = both(tensors);
+        assert!(alone.contains(words) && !alone.contains("--exclude"), "{options:?}: {alone}");
+        let beside = both(&[tensors, &[matrix("other", &values(512, 2))]].concat());
+        assert!(beside.contains("--exclude"), "{options:?}: {beside}");
+    }
+}

@@ -68,7 +68,9 @@ fn nan_is_refused_unless_allowed_and_then_every_recipe_takes_it() {
 fn infinities_are_taken_where_the_rule_has_a_scale_and_the_advice_is_never_itself() {
     let folder = Folder::new();
     let (input, packed, back) = (folder.file("in"), folder.file("q"), folder.file("back"));
-    write(&input, &[with(&[(33, f32::NAN), (70, f32::NEG_INFINITY)])]);
+    // Where one is excluded another is left.
+    let other = f32_tensor("other", [16, 32], 2);
+    write(&input, &[with(&[(33, f32::NAN), (70, f32::NEG_INFINITY)]), other]);
     for (recipe, options) in RECIPES {
         let base = [&["quantize", &input, "-o", &packed, "--recipe", recipe], options].concat();
         let allowed = [&base[..], &["--allow-non-finite"]].concat();
@@ -119,7 +121,8 @@ fn an_infinity_in_the_last_of_several_parts_is_said_as_in_one() {
     let (rows, cols) = (4096, 1024);
     let mut x = vec![0.5_f32; rows * cols];
     x[rows * cols - 1] = f32::INFINITY;
-    write(&input, &[("l.0.o_proj.weight", Dtype::F32, vec![rows, cols], f32_bytes(&x))]);
+    let other = f32_tensor("l.1.o_proj.weight", [16, 32], 2);
+    write(&input, &[("l.0.o_proj.weight", Dtype::F32, vec![rows, cols], f32_bytes(&x)), other]);
     for recipe in ["fp8-tensor", "nvfp4"] {
         for (options, first) in [(&[][..], "1 non-finite value"), (&["--allow-non-finite"], "1 infinity")] {
             let base = ["quantize", &input, "-o", &packed, "--recipe", recipe];

@@ -45,7 +45,7 @@ pub fn refuse_stale(
         [InTheWay { name, why, matrix }] => Err(Failure::Use(format!(
             "{path}: tensor {}: is there, and {why}; take it out of the input{}",
             printable(name),
-            exclude(&[matrix])
+            exclude(plans, &[matrix])
         ))),
         many => {
             let mut named: Vec<_> =
@@ -56,18 +56,20 @@ pub fn refuse_stale(
                 "{path}: {} tensors are in the way of matrices that would be quantized: {}; take them out of the input{}",
                 many.len(),
                 named.join(", "),
-                exclude(&matrices)
+                exclude(plans, &matrices)
             )))
         }
     }
 }
 
-/// The way out that keeps such tensors. Of experts in one tensor none can be left as it is.
-fn exclude(matrices: &[&Item]) -> String {
-    if matrices.iter().any(|matrix| matrix.slice.is_some()) {
+/// The way out that keeps such tensors. Of experts in one tensor none can be left as it is, and without all matrices nothing would be left
+/// to do.
+fn exclude(plans: &Plans, matrices: &[&Item]) -> String {
+    let names: BTreeSet<&str> = matrices.iter().map(|matrix| matrix.name.as_str()).collect();
+    let is_all = plans.weights().all(|(at, _)| names.contains(plans.items[at].name.as_str()));
+    if is_all || matrices.iter().any(|matrix| matrix.slice.is_some()) {
         return String::new();
     }
-    let names: BTreeSet<&str> = matrices.iter().map(|matrix| matrix.name.as_str()).collect();
     match names.len() {
         1 => format!(", or leave the matrix as it is with --exclude {}", exactly(names)),
         few if few <= MOST_NAMED => format!(", or leave the matrices as they are with --exclude {}", exactly(names)),

@@ -14,6 +14,7 @@ use super::plan::Plans;
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
+use crate::non_finite::Others;
 use crate::output::{Failure, count, exactly, shown};
 use crate::remains;
 use crate::sources;
@@ -53,13 +54,16 @@ pub fn refuse_shapes(input: &Checkpoint, plans: &Plans) -> Result<(), Failure> {
         let name = &plans.items[at].name;
         recipe.scheme().check_shape(weight.rows, weight.cols).map_err(|e| {
             Failure::Use(format!(
-                "{}: tensor {}: {} x {} cast to {}: {e}, or leave the tensor out with --exclude {}",
+                "{}: tensor {}: {} x {} cast to {}: {e}{}",
                 shown(input.path()),
                 printable(name),
                 weight.rows,
                 weight.cols,
                 recipe.scheme(),
-                exactly([name.as_str()])
+                match plans.others() {
+                    Others::Some => format!(", or leave the tensor out with --exclude {}", exactly([name.as_str()])),
+                    Others::None => String::new(),
+                }
             ))
         })?;
     }

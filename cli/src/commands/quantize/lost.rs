@@ -7,6 +7,7 @@ use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, reference};
 use super::zero_groups::ZeroGroups;
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
+use crate::non_finite::Others;
 use crate::output::count;
 
 /// Scales from which on a value may be beyond FP32: no code is above 57344, which is less than 2^16.
@@ -63,8 +64,12 @@ impl Lost {
     }
 
     /// Lines for the result, where there is something to say; `are_zeros_said`: of zeros more is said elsewhere.
-    pub fn describe(&self, name: &str, are_zeros_said: bool) -> String {
+    pub fn describe(&self, name: &str, others: Others, are_zeros_said: bool) -> String {
         let (mut text, name) = (String::new(), printable(name));
+        let remedy = match others {
+            Others::Some => "scale them up, or leave the matrix as it is (--exclude)",
+            Others::None => "scale them up, or choose another recipe",
+        };
         if self.beyond > 0 {
             text += &format!(
                 "{name}: {} beyond FP32 as they were quantized, and come back infinite; scale them down, or round the scales otherwise \
@@ -74,12 +79,10 @@ impl Lost {
         }
         let ZeroGroups { zeros, all } = self.groups;
         if self.became_zeros() && !are_zeros_said {
-            text += &format!(
-                "{name}: all its values became 0, and not all were; scale them up, or leave the matrix as it is (--exclude)\n"
-            );
+            text += &format!("{name}: all its values became 0, and not all were; {remedy}\n");
         } else if zeros > 0 && !are_zeros_said {
             text += &format!(
-                "{name}: all values of {zeros} of its {} became 0, and not all were; scale them up, or leave the matrix as it is (--exclude)\n",
+                "{name}: all values of {zeros} of its {} became 0, and not all were; {remedy}\n",
                 count(all, "group", "groups")
             );
         }

@@ -27,6 +27,7 @@ use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::files;
 use crate::folder::{self, module};
+use crate::non_finite::Others;
 use crate::output::{Failure, Form, Outcome, byte_bar, shown};
 use crate::sources;
 use crate::target::Target;
@@ -265,9 +266,13 @@ fn activations(
             let whole = self::module(&input.tensors()[item.tensor].name);
             let amax = scales.amax(module).or_else(|| scales.amax(whole)).ok_or_else(|| {
                 Failure::Use(format!(
-                    "{}: has no amax for {}, which is quantized; calibrate it, or leave it out with --exclude",
+                    "{}: has no amax for {}, which is quantized; calibrate it{}",
                     args.input_scales.as_deref().map(shown).unwrap_or_default(),
-                    printable(module)
+                    printable(module),
+                    match plans.others() {
+                        Others::Some => ", or leave it out with --exclude",
+                        Others::None => "",
+                    }
                 ))
             })?;
             largest = largest.max(amax);

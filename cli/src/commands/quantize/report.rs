@@ -41,7 +41,10 @@ impl Report<'_> {
         if let Some(found) = found {
             let name = |at: usize| tensors[at].name.as_str();
             let are_zeros_said = |at| found.given.get(at).is_some_and(GivenAmax::is_said_of_zeros);
-            found.lost.iter().for_each(|(at, lost)| text += &lost.describe(name(*at), are_zeros_said(at)));
+            found
+                .lost
+                .iter()
+                .for_each(|(at, lost)| text += &lost.describe(name(*at), self.plans.others(), are_zeros_said(at)));
             text += &given::losses(found.given.iter().map(|(at, given)| (name(*at), given)));
             text += &given::outweighed(found.outweighed.iter().map(|(at, idle)| (name(*at), idle, name(idle.of))));
         }
