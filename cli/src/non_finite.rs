@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use ndarray::Array2;
-use scaled_gemm::checkpoint::printable;
 use scaled_gemm::reference;
 use scaled_gemm::{DType, Result, Scheme};
 
-use crate::output::{Failure, count, exactly, shown};
+use crate::output::{Failure, count, exactly, named, shown};
 use crate::target::Target;
 
 /// How many of each a matrix holds, and where the first ones are.
@@ -97,7 +96,7 @@ impl NonFinite {
         Err(Failure::Use(format!(
             "{}: tensor {}: {found}, the first at row {}, column {}; {remedy}",
             shown(file),
-            printable(name),
+            named(name),
             first.0,
             first.1
         )))
@@ -106,7 +105,7 @@ impl NonFinite {
     /// A line for the result, where there is something to say.
     pub fn describe(&self, name: &str) -> Option<String> {
         self.first?;
-        Some(format!("{}: {} quantized as the recipe has it\n", printable(name), self.both()))
+        Some(format!("{}: {} quantized as the recipe has it\n", named(name), self.both()))
     }
 }
 

@@ -228,3 +228,33 @@ fn a_matrix_is_excluded_only_beside_others() {
         assert!(beside.contains("--exclude"), "{options:?}: {beside}");
     }
 }
+
+/// (A table had a head and nothing below it.)
+#[test]
+fn info_has_no_table_where_nothing_is_to_be_listed() {
+    let folder = Folder::new();
+    let input = folder.file("in");
+    let scale = ("w_scale", Dtype::F32, vec![3], f32_bytes(&[1.0; 3]));
+    write(&input, &[("w", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]), scale]);
+    let (text, _) = wrong(&["info", &input]);
+    assert!(!text.contains("scheme or type") && text.contains("\n\nWhat is wrong:\n"), "{text}");
+    assert!(!text.contains("\n\n\n"), "{text}");
+}
+
+/// (It was a blank between two others.)
+#[test]
+fn a_tensor_without_a_name_is_named_by_quotes() {
+    let folder = Folder::new();
+    let [input, output, back] = ["in", "out", "back"].map(|name| folder.file(name));
+    let mut x = values(16 * 32, 1);
+    write(&input, &[("", Dtype::F32, vec![16, 32], f32_bytes(&x)), f32_tensor("w", [16, 32], 2)]);
+    let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-row"];
+    for text in [good(&args), good(&["info", &output]), good(&["dequantize", &output, "-o", &back])] {
+        assert!(text.lines().any(|line| line.trim_start().starts_with("\"\" ")), "{text}");
+    }
+    x[3] = f32::NAN;
+    write(&input, &[("", Dtype::F32, vec![16, 32], f32_bytes(&x))]);
+    assert_words(&bad(2, &args), &["tensor \"\": 1 non-finite value"]);
+    write(&input, &[("", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256])]);
+    assert_words(&wrong(&["info", &input]).0, &["tensor \"\": "]);
+}

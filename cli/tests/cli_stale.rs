@@ -135,7 +135,7 @@ fn all_that_is_in_the_way_is_named_at_once() {
     let names = ["l.down_proj.weight_scale_inv", "l.up_proj.weight_scale", "l.up_proj.weight_scale_2"];
     // One that has nothing in its way is left where these are excluded.
     let other = f32_tensor("other.weight", [16, 32], 3);
-    write(&input, &layers(&[&names.map(one)[..], &[other.clone()]].concat()));
+    write(&input, &layers(&[&names.map(one)[..], std::slice::from_ref(&other)].concat()));
     let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-row"];
     assert_words(
         &bad(2, &args),

@@ -28,7 +28,7 @@ use crate::folder;
 use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::odd_scales::{self, OddScales};
-use crate::output::{Failure, Form, Outcome, byte_bar, count, float, product, shown, table};
+use crate::output::{Failure, Form, Outcome, byte_bar, count, float, named, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 use crate::remains::{self, Remains};
 use crate::sources;
@@ -122,7 +122,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
             "nan": found.codes.nan, "infinite": found.codes.infinite, "beyond_fp32": found.beyond.count,
         }));
         let transform = if found.transformed { "inverse of hadamard16" } else { "" };
-        rows.push([name.clone(), scheme.to_string(), transform.to_string(), product(shape)]);
+        rows.push([named(name), scheme.to_string(), transform.to_string(), product(shape)]);
     }
     let text = format!(
         "{}\n{said}{} to {} in {}\n",
@@ -507,7 +507,7 @@ impl Found {
     }
 
     fn refuse(&self, name: &str, args: &DequantizeArgs) -> Result<(), Failure> {
-        let place = format!("{}: tensor {}", args.input.display(), printable(name));
+        let place = format!("{}: tensor {}", args.input.display(), named(name));
         if let Some((row, column, value)) = self.lost.first {
             return Err(Failure::Use(format!(
                 "{place}: {} beyond the range of {}, the first {} at row {row}, column {column}; choose --dtype {}",
@@ -539,12 +539,12 @@ impl Found {
     /// Lines for the result, where there is something to say.
     fn describe(&self, name: &str) -> String {
         let mut text = match self.codes.first() {
-            Some(_) => format!("{}: {} of its codes written as they are\n", printable(name), self.codes.both()),
+            Some(_) => format!("{}: {} of its codes written as they are\n", named(name), self.codes.both()),
             None => String::new(),
         };
         if self.beyond.count > 0 {
             let many = count(self.beyond.count, "value is", "values are");
-            text += &format!("{}: {many} beyond FP32 and written as infinite\n", printable(name));
+            text += &format!("{}: {many} beyond FP32 and written as infinite\n", named(name));
         }
         text
     }

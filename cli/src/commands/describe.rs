@@ -110,8 +110,10 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
         text += &format!("quant_method  {}\n", printable(dialect.unwrap_or("none")) + &by);
     }
     notes.iter().for_each(|note| text += &format!("{note}\n"));
-    text.push('\n');
-    text += &tables(&plain, &matrices);
+    let tables = tables(&plain, &matrices);
+    if !tables.is_empty() {
+        text += &format!("\n{tables}");
+    }
     text += &match problems.as_slice() {
         [] => String::new(),
         all => format!("\nWhat is wrong:\n{}", all.iter().map(|p| format!("  {p}\n")).collect::<String>()),
@@ -175,6 +177,10 @@ fn tables(plain: &[&TensorInfo], matrices: &[Matrix<'_>]) -> String {
     }
     for tensor in plain {
         add([starred(&tensor.name), tensor.dtype.to_string(), product(&tensor.shape)], tensor.bytes());
+    }
+    // Where all is broken nothing is listed.
+    if lines.is_empty() {
+        return String::new();
     }
     let rows: Vec<_> =
         lines.into_iter().map(|([name, what, shape], n, b)| [name, what, n.to_string(), shape, bytes(b)]).collect();

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use scaled_gemm::checkpoint::{
-    Checkpoint, CheckpointLayout, Dialect, Dtype, RECIPE_KEY, SCALE_ENDINGS, TensorInfo, printable,
-};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, Dtype, RECIPE_KEY, SCALE_ENDINGS, TensorInfo};
 use scaled_gemm::model_folder::ModelConfig;
 
 use super::items::Item;
@@ -13,7 +11,7 @@ use crate::activations::{ACTIVATIONS, is_scale};
 use crate::copied;
 use crate::folder::{self, module};
 use crate::orphans;
-use crate::output::{Failure, count, exactly, shown};
+use crate::output::{Failure, count, exactly, named, shown};
 use crate::remains;
 use crate::unread::{self, Unread};
 
@@ -44,12 +42,12 @@ pub fn refuse_stale(
         [] => Ok(()),
         [InTheWay { name, why, matrix }] => Err(Failure::Use(format!(
             "{path}: tensor {}: is there, and {why}; take it out of the input{}",
-            printable(name),
+            named(name),
             exclude(plans, &[matrix])
         ))),
         many => {
             let mut named: Vec<_> =
-                many.iter().take(MOST_NAMED).map(|one| format!("{} ({})", printable(one.name), one.why)).collect();
+                many.iter().take(MOST_NAMED).map(|one| format!("{} ({})", named(one.name), one.why)).collect();
             named.extend((many.len() > MOST_NAMED).then(|| format!("and {} more", many.len() - MOST_NAMED)));
             let matrices: Vec<_> = many.iter().map(|one| one.matrix).collect();
             Err(Failure::Use(format!(
@@ -85,7 +83,7 @@ fn experts<'a>(input: &Checkpoint, plans: &'a Plans) -> Vec<InTheWay<'a>> {
     whole
         .filter_map(|tensor| {
             let (expert, slice) = slices.get(tensor.name.as_str())?;
-            let of = printable(&input.tensors()[expert.tensor].name);
+            let of = named(&input.tensors()[expert.tensor].name);
             let why = format!("expert {} of {of} would be written under that name", slice.experts[0]);
             Some(InTheWay { name: &tensor.name, why, matrix: expert })
         })
@@ -106,7 +104,7 @@ fn twice<'a>(
         // One that is copied has the name that it had.
         let matrix = [other, *owner].into_iter().map(|at| &plans.items[at]).find(|item| item.name != name);
         found.extend(matrix.map(|matrix| {
-            let why = format!("{} would be quantized to a tensor of that name", printable(&matrix.name));
+            let why = format!("{} would be quantized to a tensor of that name", named(&matrix.name));
             InTheWay { name: &there.name, why, matrix }
         }));
     }
@@ -127,7 +125,7 @@ fn scales<'a>(
     let whole: HashMap<&str, &Item> = slices.map(|item| (input.tensors()[item.tensor].name.as_str(), item)).collect();
     let read =
         layout.scales_of_others().into_iter().filter(|(.., is_read)| *is_read).filter_map(|(name, matrix, _)| {
-            let (there, of) = (input.get(name)?, printable(matrix));
+            let (there, of) = (input.get(name)?, named(matrix));
             let why = match there.dtype {
                 dtype @ (Dtype::F8_E4M3 | Dtype::F8_E5M2) => {
                     format!("is {dtype}, as codes are, with the name of a scale of {of}, which would be quantized")
@@ -138,14 +136,14 @@ fn scales<'a>(
         });
     let entering = entering_scales(input, plans, dialect).into_iter().filter(|(.., is_taken)| *is_taken);
     let entering = entering.map(|(name, matrix, _)| {
-        let of = printable(&matrix.name);
+        let of = named(&matrix.name);
         let why = format!("engines would take it for the scale of what enters {of}, which would be quantized");
         InTheWay { name, why, matrix }
     });
     let of_whole = |name: &'a str| {
         let of = SCALE_ENDINGS.iter().filter_map(|ending| name.strip_suffix(ending));
         let (of, matrix) = of.into_iter().find_map(|of| Some((of, *whole.get(of).filter(|item| item.name != of)?)))?;
-        let why = format!("is a scale of {} by its name, whose experts would be quantized one by one", printable(of));
+        let why = format!("is a scale of {} by its name, whose experts would be quantized one by one", named(of));
         Some(InTheWay { name, why, matrix })
     };
     let beside = input.tensors().iter().map(|tensor| tensor.name.as_str());

@@ -15,7 +15,7 @@ use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
 use crate::non_finite::Others;
-use crate::output::{Failure, count, exactly, shown};
+use crate::output::{Failure, count, exactly, named, shown};
 use crate::remains;
 use crate::sources;
 use crate::target::{Target, published};
@@ -56,7 +56,7 @@ pub fn refuse_shapes(input: &Checkpoint, plans: &Plans) -> Result<(), Failure> {
             Failure::Use(format!(
                 "{}: tensor {}: {} x {} cast to {}: {e}{}",
                 shown(input.path()),
-                printable(name),
+                named(name),
                 weight.rows,
                 weight.cols,
                 recipe.scheme(),

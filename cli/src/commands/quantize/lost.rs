@@ -1,6 +1,6 @@
 //! Finite values of which a recipe keeps nothing: those whose codes and scales come to infinity, and groups and matrices that became zeros.
 
-use scaled_gemm::checkpoint::{PlainRows, printable};
+use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::codec::decode_block_scale;
 use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, reference};
 
@@ -8,7 +8,7 @@ use super::zero_groups::ZeroGroups;
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
 use crate::non_finite::Others;
-use crate::output::count;
+use crate::output::{count, named};
 
 /// Scales from which on a value may be beyond FP32: no code is above 57344, which is less than 2^16.
 const LARGE: f32 = (1u128 << 112) as f32;
@@ -65,7 +65,7 @@ impl Lost {
 
     /// Lines for the result, where there is something to say; `are_zeros_said`: of zeros more is said elsewhere.
     pub fn describe(&self, name: &str, others: Others, are_zeros_said: bool) -> String {
-        let (mut text, name) = (String::new(), printable(name));
+        let (mut text, name) = (String::new(), named(name));
         let remedy = match others {
             Others::Some => "scale them up, or leave the matrix as it is (--exclude)",
             Others::None => "scale them up, or choose another recipe",

@@ -28,7 +28,7 @@ use crate::device;
 use crate::files;
 use crate::folder::{self, module};
 use crate::non_finite::Others;
-use crate::output::{Failure, Form, Outcome, byte_bar, shown};
+use crate::output::{Failure, Form, Outcome, byte_bar, float, named, shown};
 use crate::sources;
 use crate::target::Target;
 use crate::threads;
@@ -285,8 +285,8 @@ fn activations(
 
 /// What is refused of an amax, of inputs or of weights.
 fn no_scale(file: Option<&Path>, amax: f32, name: &str) -> Failure {
-    let (file, name) = (file.map(shown).unwrap_or_default(), printable(name));
-    Failure::Use(format!("{file}: the amax {amax:e} of {name} has no FP32 scale; give one nearer to 1"))
+    let (file, name) = (file.map(shown).unwrap_or_default(), named(name));
+    Failure::Use(format!("{file}: the amax {} of {name} has no FP32 scale; give one nearer to 1", float(amax)))
 }
 
 /// By place, the amax that was given for a weight, and what there is to say of one that no weight takes. Refuses names of nothing that gets

@@ -12,7 +12,7 @@ use super::plan::{BY_CONFIG, CODED, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
-use crate::output::{MANY, bytes, count, shown, starred, table};
+use crate::output::{MANY, bytes, count, named, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
 
@@ -145,7 +145,7 @@ impl Report<'_> {
         let mut places = BTreeMap::new();
         for (at, weight) in self.plans.weights() {
             let tensor = &tensors[at];
-            let name = if many { starred(&tensor.name) } else { tensor.name.clone() };
+            let name = if many { starred(&tensor.name) } else { named(&tensor.name) };
             let key = [name, format!("{} x {}", weight.rows, weight.cols), weight.source.to_string()];
             let place = *places.entry(key.clone()).or_insert_with(|| {
                 lines.push((key, [0; 3]));
@@ -347,8 +347,7 @@ fn by_reason(copied: &[(&Item, &'static str)]) -> Vec<(&'static str, String)> {
     reasons.dedup();
     let list = |reason: &str| {
         let tensors: Vec<_> = copied.iter().filter(|(_, r)| *r == reason).map(|(t, _)| t).collect();
-        let mut names: Vec<_> =
-            tensors.iter().take(3).map(|t| format!("{} {:?}", printable(&t.name), t.shape)).collect();
+        let mut names: Vec<_> = tensors.iter().take(3).map(|t| format!("{} {:?}", named(&t.name), t.shape)).collect();
         if tensors.len() > names.len() {
             names.push("...".into());
         }
