@@ -192,6 +192,13 @@ impl Error {
     }
 }
 
+/// A number in a message as people write it, and a long one by its power of ten: `3`, `0.75`, `1e30`.
+pub(crate) fn number(value: f32) -> String {
+    let size = value.abs();
+    let is_long = size.is_finite() && size != 0.0 && !(1e-4..1e7).contains(&size);
+    if is_long { format!("{value:e}") } else { value.to_string() }
+}
+
 /// Text of a file as it may go to a terminal, on one line: control characters and those that turn the direction of what
 /// follows are escaped, `\u{1b}`.
 pub fn printable(text: &str) -> String {

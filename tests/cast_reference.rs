@@ -366,7 +366,7 @@ fn refusals_name_place_number_rule_and_remedy() {
     says(cast_with_scales(&input, tile, &[1.0]).unwrap_err(), &["given scales", "1 must be 1 x 2", "logical"]);
     for scale in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY] {
         let error = cast_with_scales(&input, tile, &[1.0, scale]).unwrap_err();
-        says(error, &["given scale (0, 1)", &format!("{scale:e}"), "finite numbers above 0"]);
+        says(error, &[&format!("given scale (0, 1), {scale} "), "finite numbers above 0"]);
     }
     let bytes = tile.with_scales(CastScales::Ue8m0);
     // (To round up was the remedy of all.)
@@ -387,6 +387,17 @@ fn refusals_name_place_number_rule_and_remedy() {
         let error = cast_with_scales(&input, bytes, &[1.0, scale]).unwrap_err();
         says(error, &["given scale (0, 1)", "powers of two", remedy]);
     }
+    // (1.5 became 1, 0 became 2^-127 and infinity NaN, without a word.)
+    let given = |scale| HostCastMatrix::from_logical(bytes, 1, 64, vec![0; 64], vec![1.0, scale]);
+    for scale in [1.5, 3.0, 2f32.powi(-128), f32::MAX, 0.0, -0.0, f32::INFINITY, -2.0] {
+        let rule = "scales of ue8m0 are powers of two from 2^-127 to 2^127, or NaN; pass such scales";
+        says(given(scale).unwrap_err(), &["scale (0, 1) of a quantized input, ", rule, "whose scales are FP32"]);
+    }
+    says(given(3.0).unwrap_err(), &["input, 3 is not supported"]);
+    for scale in [2f32.powi(-127), 1.0, 2f32.powi(127)] {
+        assert_eq!(given(scale).unwrap().scales(), [1.0, scale]);
+    }
+    assert!(given(f32::NAN).unwrap().scales()[1].is_nan());
     for scale in [f32::NAN, -1.0] {
         let scales = vec![1.0, 1.0, 1.0, 1.0, scale, 1.0];
         let q =

@@ -14,6 +14,7 @@ mod quantize;
 use cast::*;
 use common::*;
 use quantize::Source;
+use scaled_gemm::codec::decode_e8m0;
 use scaled_gemm::reference::{self, CastInput};
 use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScales, CastSource, CodeFormat, DType, HostCastMatrix, MatRef, Recipe,
@@ -211,9 +212,12 @@ fn scales_that_the_reference_refuses() {
             for order in CastScales::ALL {
                 let from = scheme(format, group).with_scales(order);
                 let [r, c] = group.grid(rows, cols);
-                // A byte has no sign.
-                let signed = |v: f32| if order == CastScales::Ue8m0 { v.abs() } else { v };
-                let scales = (0..r * c).map(|_| signed(numbers[rng.below(numbers.len())])).collect();
+                // A byte has no sign, and no digits.
+                let stored = |v: f32| match order {
+                    CastScales::Ue8m0 => decode_e8m0((v.to_bits() >> 23) as u8),
+                    _ => v,
+                };
+                let scales = (0..r * c).map(|_| stored(numbers[rng.below(numbers.len())])).collect();
                 let codes = (0..from.code_bytes(rows, cols)).map(|_| rng.bits() as u8).collect();
                 let q = HostCastMatrix::from_logical(from, rows, cols, codes, scales).unwrap();
                 let there = CastMatrix::from_host(&handle, &q).unwrap();

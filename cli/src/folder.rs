@@ -7,7 +7,7 @@ use scaled_gemm::Error;
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, CheckpointWriter, OutputFolder, printable};
 
 use crate::files;
-use crate::output::{Failure, count, shown};
+use crate::output::{Failure, count, named, shown};
 
 /// Files that are written anew, or belong to the tensors that were replaced.
 const REPLACED: [&str; 2] = ["config.json", "hf_quant_config.json"];
@@ -131,9 +131,7 @@ pub fn module(name: &str) -> &str {
 /// The first few of these names, as they may stand in a line; nothing where there are none.
 pub fn some<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Option<String> {
     let number = names.len();
-    // One without a letter is a name, too.
-    let words = |name: &str| if name.is_empty() { "\"\"".into() } else { printable(name) };
-    let mut first: Vec<_> = names.take(3).map(words).collect();
+    let mut first: Vec<_> = names.take(3).map(named).collect();
     if number > first.len() {
         first.push("...".into());
     }

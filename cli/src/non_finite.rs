@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use ndarray::Array2;
-use scaled_gemm::checkpoint::printable;
 use scaled_gemm::reference;
 use scaled_gemm::{DType, Result, Scheme};
 
-use crate::output::{Failure, count, exactly, shown};
+use crate::output::{Failure, count, exactly, named, shown};
 use crate::target::Target;
 
 /// How many of each a matrix holds, and where the first ones are.
@@ -67,13 +66,13 @@ impl NonFinite {
     /// [`Failure::Use`] with what is refused, how many there are, where the first is, and a remedy.
     pub fn check(
         &self,
-        (file, name): (&Path, &str),
+        (file, name, others): (&Path, &str, Others),
         allowed: bool,
         target: Target,
         source: DType,
     ) -> std::result::Result<(), Failure> {
         let infinities = match (self.first_infinite, takes_infinities(target, source)?) {
-            (Some(_), false) => Some(instead(name, target, allowed)),
+            (Some(_), false) => Some(instead((name, others), target, allowed)),
             _ => None,
         };
         let (found, first, remedy) = match (self.first, self.first_infinite, infinities) {
@@ -86,7 +85,10 @@ impl NonFinite {
                 (count(self.infinite, "infinity", "infinities"), first, why)
             }
             (Some(first), _, None) => {
-                let remedy = format!("repair the data, {}, or say --allow-non-finite", without(name));
+                let remedy = match without(name, others) {
+                    Some(without) => format!("repair the data, {without}, or say --allow-non-finite"),
+                    None => "repair the data, or say --allow-non-finite".into(),
+                };
                 (self.total(), first, remedy)
             }
             (Some(first), _, Some(instead)) => (self.total(), first, instead),
@@ -94,7 +96,7 @@ impl NonFinite {
         Err(Failure::Use(format!(
             "{}: tensor {}: {found}, the first at row {}, column {}; {remedy}",
             shown(file),
-            printable(name),
+            named(name),
             first.0,
             first.1
         )))
@@ -103,7 +105,7 @@ impl NonFinite {
     /// A line for the result, where there is something to say.
     pub fn describe(&self, name: &str) -> Option<String> {
         self.first?;
-        Some(format!("{}: {} quantized as the recipe has it\n", printable(name), self.both()))
+        Some(format!("{}: {} quantized as the recipe has it\n", named(name), self.both()))
     }
 }
 
@@ -118,24 +120,33 @@ pub fn takes_infinities(target: Target, source: DType) -> Result<bool> {
     Ok(!reference::dequantize(&q, DType::F32).iter().any(|v| v.is_nan()))
 }
 
+/// Whether other matrices are quantized too: without them nothing would be left to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    None,
+    Some,
+}
+
 /// How the tensor is left out, and no other.
-fn without(name: &str) -> String {
-    format!("leave the tensor out with --exclude {}", exactly([name]))
+fn without(name: &str, others: Others) -> Option<String> {
+    (others == Others::Some).then(|| format!("leave the tensor out with --exclude {}", exactly([name])))
 }
 
 /// What takes infinities in the recipe's place, and what else it needs. `allowed`: it was given already.
-fn instead(name: &str, target: Target, allowed: bool) -> String {
-    let without = without(name);
+fn instead((name, others): (&str, Others), target: Target, allowed: bool) -> String {
+    let without = without(name, others);
+    let or_without = without.as_ref().map(|without| format!(", or {without}")).unwrap_or_default();
+    let without = without.map(|without| format!(", {without}")).unwrap_or_default();
     let with = if allowed { "" } else { " with --allow-non-finite" };
     let refused = |rules: &str| {
         let too = if allowed { "" } else { " with --allow-non-finite too" };
-        format!("repair the data, or {without}; no {rules} has a scale for infinities, so they are refused{too}")
+        format!("repair the data{or_without}; no {rules} has a scale for infinities, so they are refused{too}")
     };
     match target.product() {
         None => refused("grouping of a cast"),
-        Some(Scheme::Mxfp8(_) | Scheme::Mxfp4) => format!("repair the data, {without}, or use --mx-rounding up{with}"),
+        Some(Scheme::Mxfp8(_) | Scheme::Mxfp4) => format!("repair the data{without}, or use --mx-rounding up{with}"),
         Some(scheme) if scheme.is_nvfp4() => refused("rule of nvfp4"),
-        _ => format!("repair the data, {without}, or use --preset transformer-engine{with}"),
+        _ => format!("repair the data{without}, or use --preset transformer-engine{with}"),
     }
 }
 

@@ -193,6 +193,11 @@ fn shortened(cell: String) -> String {
 /// Matrices from which on those that differ in a number are one line.
 pub const MANY: usize = 40;
 
+/// The name of a tensor as it may stand in a line: one without a letter is a name, too.
+pub fn named(name: &str) -> String {
+    if name.is_empty() { "\"\"".into() } else { printable(name) }
+}
+
 /// `model.layers.*.mlp.up_proj.weight`; of a tensor without a name, quotes without one.
 pub fn starred(name: &str) -> String {
     if name.is_empty() {

@@ -9,7 +9,7 @@ use scaled_gemm::model_folder::ModelConfig;
 use crate::activations::ACTIVATIONS;
 use crate::by_parts::ByParts;
 use crate::folder;
-use crate::output::{Failure, count, shown};
+use crate::output::{Failure, count, named, shown};
 
 /// How the last parts of names end, of zero points, shapes and orders: of what formats have beside codes of theirs.
 const BESIDE: [&str; 4] = ["zero_point", "zeros", "weight_shape", "g_idx"];
@@ -98,10 +98,8 @@ pub fn find<'a>(input: &'a Checkpoint, config: Option<&ModelConfig>) -> Remains<
         found.tensors.extend(&found.of_head);
     }
     for name in packed_alone(input) {
-        let problem = format!(
-            "{path}: tensor {}: holds packed codes, and no scale of theirs is there; {remedy}",
-            printable(name)
-        );
+        let problem =
+            format!("{path}: tensor {}: holds packed codes, and no scale of theirs is there; {remedy}", named(name));
         found.add(name, problem);
     }
     let others = LazyCell::new(|| OtherCodes::new(input));
@@ -112,7 +110,7 @@ pub fn find<'a>(input: &'a Checkpoint, config: Option<&ModelConfig>) -> Remains<
             if input.get(&scales).is_none() {
                 let problem = format!(
                     "{path}: tensor {}: holds codes of MXFP4 in the blocks of gpt-oss, and their scales {} are not there; {remedy}",
-                    printable(name),
+                    named(name),
                     printable(&scales)
                 );
                 found.add(name, problem);
@@ -124,7 +122,7 @@ pub fn find<'a>(input: &'a Checkpoint, config: Option<&ModelConfig>) -> Remains<
             if input.get(&blocks).is_none() && !has_codes() && !others.are_beside(base) {
                 let problem = format!(
                     "{path}: tensor {}: holds scales of MXFP4 as gpt-oss has them, and their codes {} are not there; {remedy}",
-                    printable(name),
+                    named(name),
                     printable(&blocks)
                 );
                 found.add(name, problem);

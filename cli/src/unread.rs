@@ -86,9 +86,43 @@ pub fn named(codes: &[&TensorInfo]) -> Option<String> {
     Some(format!("{} ({first})", count(codes.len(), "tensor", "tensors")))
 }
 
+/// Tensors that hold codes and that no matrix has, each as what it is told to be, by every command alike.
+pub struct Unread<'a> {
+    /// In a model that says that it is quantized, those in formats that are not read here; else none.
+    pub codes: Vec<&'a TensorInfo>,
+    /// Those that may be what is left of casts ([`Checkpoint::lost_casts`]).
+    pub lost: Vec<&'a str>,
+    /// Whether they are such most likely.
+    pub are_casts: bool,
+}
+
+impl<'a> Unread<'a> {
+    /// `remains`: tensors of which more is said elsewhere.
+    pub fn find(input: &'a Checkpoint, config: Option<&ModelConfig>, remains: &HashSet<&str>) -> Self {
+        let mut lost = input.lost_casts();
+        let are_casts = are_casts(input, &lost);
+        lost.retain(|name| !remains.contains(name));
+        let says = input.folder().is_some_and(|folder| says_quantized(folder, config));
+        let mut codes = if says { unread_codes(input) } else { Vec::new() };
+        codes.retain(|tensor| !remains.contains(tensor.name.as_str()));
+        // Codes of a model that says so are its format's, unless something says that they are casts.
+        if are_casts {
+            let casts: HashSet<&str> = lost.iter().copied().collect();
+            // Scales that are packed look like codes, too.
+            codes.retain(|TensorInfo { name, .. }| {
+                !casts.contains(name.strip_suffix("_scale").unwrap_or(name)) && !casts.contains(name.as_str())
+            });
+        } else {
+            let of_format: HashSet<&str> = codes.iter().map(|tensor| tensor.name.as_str()).collect();
+            lost.retain(|name| !of_format.contains(name));
+        }
+        Self { codes, lost, are_casts }
+    }
+}
+
 /// True where tensors that may be what is left of casts are such most likely: the metadata are this program's, or the order of scales is one
 /// that no other writes. Integers with a scale for each row, or some columns, have the same shapes.
-pub fn are_casts(input: &Checkpoint, lost: &[&str]) -> bool {
+fn are_casts(input: &Checkpoint, lost: &[&str]) -> bool {
     let is_packed = |name: &&str| input.get(&format!("{name}_scale")).is_some_and(|scale| scale.dtype == Dtype::U8);
     input.metadata().keys().any(|key| key.starts_with(RECIPE_KEY)) || lost.iter().any(is_packed)
 }

@@ -240,3 +240,59 @@ fn codes_that_lie_in_floats_have_codebooks_and_zeros_beside_them() {
         assert_words(&good(&args), &[&format!("{number} matrices to fp8-row")]);
     }
 }
+
+/// (`info` spoke of the codes of another format, and `quantize` of a cast; or of a cast, and `dequantize` of another format.)
+#[test]
+fn codes_that_look_like_a_cast_are_called_the_same_by_all_commands() {
+    let folder = Folder::new();
+    let [plain, cast] = ["plain", "cast"].map(|name| folder.file(name));
+    write(&plain, &[f32_tensor("m.a.o_proj.weight", [64, 128], 3)]);
+    let words = ["(m.a.o_proj.weight) may be the codes of a cast", "are in a format that"];
+    for (name, options, said, unsaid) in [
+        // Nothing but the config says whose they are, and it speaks of another format.
+        ("awq", &["--group", "row"][..], words[1], words[0]),
+        // No other format has this order of scales.
+        ("lost", &["--group", "1x16", "--scales", "ue8m0"], words[0], words[1]),
+    ] {
+        let _ = fs::remove_file(&cast);
+        good(&[&["quantize", &plain, "-o", &cast, "--format", "e2m1"], options].concat());
+        let bytes = fs::read(&cast).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let names = ["m.a.o_proj.weight", "m.a.o_proj.weight_scale"];
+        let mut tensors: Vec<Tensor> = names
+            .map(|name| file.tensor(name).map(|t| (name, t.dtype(), t.shape().to_vec(), t.data().to_vec())).unwrap())
+            .to_vec();
+        tensors.push(f32_tensor("m.b.o_proj.weight", [64, 64], 4));
+        // What `dequantize` is for.
+        tensors.push(("m.c.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]));
+        tensors.push(("m.c.o_proj.weight_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])));
+        let (path, output) = (folder.file(name), folder.file(&format!("{name}-out")));
+        model_folder(&path, &tensors, Some(json!({"quantization_config": {"quant_method": "awq"}})));
+        for (command, text) in [
+            ("info", wrong(&["info", &path]).0),
+            ("dequantize", bad(2, &["dequantize", &path, "-o", &output])),
+            ("quantize", bad(2, &["quantize", &path, "-o", &output, "--recipe", "nvfp4"])),
+            (
+                "plain",
+                self::said(&[
+                    "quantize",
+                    &path,
+                    "-o",
+                    &output,
+                    "--recipe",
+                    "nvfp4",
+                    "--dialect",
+                    "plain",
+                    "--only",
+                    "b",
+                ]),
+            ),
+        ] {
+            assert!(!text.contains(unsaid), "{name}, {command}: {text}");
+            // `quantize` lists what it copies in its result, and a dialect is refused whatever the codes are.
+            if command == "info" || command == "dequantize" || (command == "plain" && said == words[0]) {
+                assert!(text.contains(said), "{name}, {command}: {text}");
+            }
+        }
+    }
+}

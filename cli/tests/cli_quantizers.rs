@@ -221,6 +221,22 @@ fn what_is_timed_can_be_chosen() {
     assert_words(&bad(2, &["bench", "--quantizers", "--activations", "bf16"]), &["--quantizers", "--activations"]);
     assert_words(
         &bad(2, &["bench", "--quantizers", "--shapes", "16x16x20"]),
-        &["nothing to measure", "multiple of 16"],
+        &["nothing to measure", "multiple of 16", "; give other numbers with --shapes (MxNxK: m rows, k columns)"],
     );
+    // (A matrix that nobody has was to be padded.)
+    let given = [
+        "bench",
+        "--quantizers",
+        "--shapes",
+        "16x48",
+        "--m",
+        "20",
+        "--only",
+        "^bf16 to (mxfp8|cast to e4m3 (1x16|128x1))",
+    ];
+    let not_run: Vec<_> = good(&given).lines().filter(|line| line.starts_with("not run")).map(String::from).collect();
+    assert!(!not_run.is_empty());
+    for line in not_run {
+        assert!(line.ends_with("; give other numbers with --shapes (NxK: k columns) or --m (rows)"), "{line}");
+    }
 }

@@ -196,3 +196,65 @@ fn names_of_groups_and_recipes_in_the_place_of_each_other_are_told() {
     let error = bad(2, &["quantize", "in.safetensors", "--dry-run", "--recipe", "cube"]);
     assert!(error.contains("unknown recipe") && !error.contains("--group"), "{error}");
 }
+
+/// (It was offered also where nothing would have been left to quantize, which is refused.)
+#[test]
+fn a_matrix_is_excluded_only_beside_others() {
+    let folder = Folder::new();
+    let (input, output, scales) = (folder.file("in"), folder.file("out"), folder.file("amax.json"));
+    let matrix = |name, values: &[f32]| (name, Dtype::F32, vec![16, 32], f32_bytes(values));
+    let mut infinite = values(512, 1);
+    infinite[7] = f32::INFINITY;
+    let scale = ("w_scale", Dtype::F32, vec![1], f32_bytes(&[1.0]));
+    let tiny: Vec<f32> = values(512, 1).iter().map(|v| v * 1e-44).collect();
+    fs::write(&scales, "{\"x.weight\": 1.0}").unwrap();
+    for (tensors, options, words) in [
+        (&[matrix("w", &infinite)][..], &["--recipe", "nvfp4"][..], "repair the data; no rule of nvfp4"),
+        (&[matrix("w", &infinite)], &["--recipe", "fp8-row"], "repair the data, or use --preset transformer-engine"),
+        (&[matrix("w", &infinite)], &["--recipe", "mxfp8"], "repair the data, or say --allow-non-finite"),
+        (&[matrix("w", &values(512, 1)), scale], &["--recipe", "fp8-row"], "take it out of the input"),
+        (&[f32_tensor("w", [16, 24], 1)], &["--group", "1x16"], "pad them with zeros"),
+        (&[matrix("w", &tiny)], &["--recipe", "fp8-tensor"], "scale them up, or choose another recipe"),
+    ] {
+        let args = [&["quantize", &input, "-o", &output], options].concat();
+        let both = |tensors: &[Tensor]| {
+            write(&input, tensors);
+            let found = run_on("cpu", &args);
+            String::from_utf8([found.stdout, found.stderr].concat()).unwrap()
+        };
+        let alone = both(tensors);
+        assert!(alone.contains(words) && !alone.contains("--exclude"), "{options:?}: {alone}");
+        let beside = both(&[tensors, &[matrix("other", &values(512, 2))]].concat());
+        assert!(beside.contains("--exclude"), "{options:?}: {beside}");
+    }
+}
+
+/// (A table had a head and nothing below it.)
+#[test]
+fn info_has_no_table_where_nothing_is_to_be_listed() {
+    let folder = Folder::new();
+    let input = folder.file("in");
+    let scale = ("w_scale", Dtype::F32, vec![3], f32_bytes(&[1.0; 3]));
+    write(&input, &[("w", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]), scale]);
+    let (text, _) = wrong(&["info", &input]);
+    assert!(!text.contains("scheme or type") && text.contains("\n\nWhat is wrong:\n"), "{text}");
+    assert!(!text.contains("\n\n\n"), "{text}");
+}
+
+/// (It was a blank between two others.)
+#[test]
+fn a_tensor_without_a_name_is_named_by_quotes() {
+    let folder = Folder::new();
+    let [input, output, back] = ["in", "out", "back"].map(|name| folder.file(name));
+    let mut x = values(16 * 32, 1);
+    write(&input, &[("", Dtype::F32, vec![16, 32], f32_bytes(&x)), f32_tensor("w", [16, 32], 2)]);
+    let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-row"];
+    for text in [good(&args), good(&["info", &output]), good(&["dequantize", &output, "-o", &back])] {
+        assert!(text.lines().any(|line| line.trim_start().starts_with("\"\" ")), "{text}");
+    }
+    x[3] = f32::NAN;
+    write(&input, &[("", Dtype::F32, vec![16, 32], f32_bytes(&x))]);
+    assert_words(&bad(2, &args), &["tensor \"\": 1 non-finite value"]);
+    write(&input, &[("", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256])]);
+    assert_words(&wrong(&["info", &input]).0, &["tensor \"\": "]);
+}

@@ -133,7 +133,9 @@ fn all_that_is_in_the_way_is_named_at_once() {
     let folder = Folder::new();
     let (input, output) = (folder.file("in"), folder.file("out"));
     let names = ["l.down_proj.weight_scale_inv", "l.up_proj.weight_scale", "l.up_proj.weight_scale_2"];
-    write(&input, &layers(&names.map(one)));
+    // One that has nothing in its way is left where these are excluded.
+    let other = f32_tensor("other.weight", [16, 32], 3);
+    write(&input, &layers(&[&names.map(one)[..], std::slice::from_ref(&other)].concat()));
     let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-row"];
     assert_words(
         &bad(2, &args),
@@ -150,7 +152,7 @@ fn all_that_is_in_the_way_is_named_at_once() {
     let matrices: Vec<_> = (0..50).map(|i| format!("x{i}.weight")).collect();
     let stale: Vec<_> = (0..50).map(|i| format!("x{i}.weight_scale_inv")).collect();
     let tensors = matrices.iter().map(|name| f32_tensor(name, [16, 32], 1)).chain(stale.iter().map(|name| one(name)));
-    write(&input, &tensors.collect::<Vec<_>>());
+    write(&input, &tensors.chain([other]).collect::<Vec<_>>());
     let error = bad(2, &args);
     assert_words(&error, &["50 tensors are in the way", "and 42 more; take them out of the input", "with --exclude"]);
     assert!(!error.contains("'^") && error.len() < 1500, "{error}");
@@ -257,4 +259,38 @@ fn scales_of_what_enters_experts_have_the_name_of_their_tensor_or_their_own() {
         assert_words(&error, &[&words, "which would be quantized; take it out of the input"]);
         assert!(!error.contains("--exclude"), "{error}");
     }
+}
+
+/// (They were replaced, or left out beside what is copied, without a word.)
+#[test]
+fn metadata_of_others_with_the_name_of_a_recipe_are_said_to_go() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let words = |key: &str| ("scaled_gemm.".to_string() + key, "words of mine".to_string());
+    let layers = layers(&[f32_tensor("norm.weight", [1, 128], 3)]);
+    let write = |entries: &[(String, String)]| {
+        let views = layers.iter().map(|(n, d, s, b)| (*n, TensorView::new(*d, s.clone(), b).unwrap()));
+        let entries = entries.iter().cloned().collect();
+        fs::write(&input, safetensors::serialize(views.collect::<Vec<_>>(), Some(entries)).unwrap()).unwrap();
+    };
+    let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--only", "proj"];
+    let kept = |key: &str| {
+        let bytes = fs::read(&output).unwrap();
+        SafeTensors::read_metadata(&bytes).unwrap().1.metadata().as_ref().unwrap().get(key).cloned()
+    };
+    write(&["l.up_proj.weight", "norm.weight", "another"].map(words));
+    let text = said(&args);
+    assert_words(
+        &text,
+        &[
+            "2 entries of the metadata (scaled_gemm.l.up_proj.weight, scaled_gemm.norm.weight) with the name of a recipe",
+            "not in what is written; write them under other names to keep them",
+        ],
+    );
+    assert_eq!(kept("scaled_gemm.norm.weight"), None);
+    assert_eq!(kept("scaled_gemm.another").as_deref(), Some("words of mine"));
+    // A recipe of this program's, which a plain matrix kept, is nobody's.
+    let recipe = kept("scaled_gemm.l.up_proj.weight").unwrap();
+    write(&[("scaled_gemm.l.up_proj.weight".to_string(), recipe)]);
+    assert!(!said(&args).contains("of the metadata"));
 }

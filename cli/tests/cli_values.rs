@@ -68,7 +68,9 @@ fn nan_is_refused_unless_allowed_and_then_every_recipe_takes_it() {
 fn infinities_are_taken_where_the_rule_has_a_scale_and_the_advice_is_never_itself() {
     let folder = Folder::new();
     let (input, packed, back) = (folder.file("in"), folder.file("q"), folder.file("back"));
-    write(&input, &[with(&[(33, f32::NAN), (70, f32::NEG_INFINITY)])]);
+    // Where one is excluded another is left.
+    let other = f32_tensor("other", [16, 32], 2);
+    write(&input, &[with(&[(33, f32::NAN), (70, f32::NEG_INFINITY)]), other]);
     for (recipe, options) in RECIPES {
         let base = [&["quantize", &input, "-o", &packed, "--recipe", recipe], options].concat();
         let allowed = [&base[..], &["--allow-non-finite"]].concat();
@@ -119,7 +121,8 @@ fn an_infinity_in_the_last_of_several_parts_is_said_as_in_one() {
     let (rows, cols) = (4096, 1024);
     let mut x = vec![0.5_f32; rows * cols];
     x[rows * cols - 1] = f32::INFINITY;
-    write(&input, &[("l.0.o_proj.weight", Dtype::F32, vec![rows, cols], f32_bytes(&x))]);
+    let other = f32_tensor("l.1.o_proj.weight", [16, 32], 2);
+    write(&input, &[("l.0.o_proj.weight", Dtype::F32, vec![rows, cols], f32_bytes(&x)), other]);
     for recipe in ["fp8-tensor", "nvfp4"] {
         for (options, first) in [(&[][..], "1 non-finite value"), (&["--allow-non-finite"], "1 infinity")] {
             let base = ["quantize", &input, "-o", &packed, "--recipe", recipe];
@@ -445,4 +448,51 @@ fn a_matrix_that_became_zeros_is_said() {
         }
     }
     assert!(said >= 6, "{said} recipes make zeros of them");
+}
+
+/// (Of a matrix that has other values nothing was said.)
+#[test]
+fn groups_that_became_zeros_are_said_with_their_number() {
+    let folder = Folder::new();
+    let (input, output, back) = (folder.file("in"), folder.file("out"), folder.file("back"));
+    // Rows 2 to 4 of 32 are tiny, but for columns 64 to 96 of row 3; those of row 5 are zeros, as they were.
+    let mut x = values(32 * 128, 1);
+    x[2 * 128..5 * 128].iter_mut().for_each(|v| *v *= 1e-42);
+    x[3 * 128 + 64..][..32].fill(1.0);
+    x[5 * 128..][..128].fill(0.0);
+    // Nor is a matrix told of that keeps all of its groups.
+    let tensor = |name, values: &[f32]| (name, Dtype::F32, vec![32, 128], f32_bytes(values));
+    write(&input, &[tensor("w", &x), tensor("v", &values(32 * 128, 2))]);
+    let mut said = 0;
+    for (option, [height, width]) in [
+        (&["--recipe", "fp8-row"][..], [1, 128]),
+        (&["--recipe", "fp8-1x128"], [1, 128]),
+        (&["--recipe", "mxfp8"], [1, 32]),
+        (&["--recipe", "mxfp4"], [1, 32]),
+        (&["--recipe", "nvfp4"], [1, 16]),
+        (&["--recipe", "nvfp4-row"], [1, 16]),
+        (&["--group", "1x16"], [1, 16]),
+        (&["--group", "1x64", "--format", "e2m1", "--scales", "ue8m0"], [1, 64]),
+        (&["--group", "32x1", "--transposed"], [32, 1]),
+        (&["--group", "32x32"], [32, 32]),
+    ] {
+        let args = [&["quantize", &input, "-o", &output], option].concat();
+        let value = json(&[&args[..], &["--json"]].concat());
+        let text = good(&args);
+        good(&["dequantize", &output, "-o", &back, "--dtype", "f32"]);
+        let (_, found) = read_f32(&back, "w");
+        let is_zero = |values: &[f32], i: usize, j: usize| {
+            (0..height).all(|row| (0..width).all(|col| values[(i * height + row) * 128 + j * width + col] == 0.0))
+        };
+        let places = (0..32 / height).flat_map(|i| (0..128 / width).map(move |j| (i, j)));
+        let all = 32 / height * (128 / width);
+        let zeros = places.filter(|&(i, j)| is_zero(&found, i, j) && !is_zero(&x, i, j)).count();
+        let words = format!("w: all values of {zeros} of its {all} groups became 0, and not all were; scale them up");
+        assert_eq!(text.contains(&words), zeros > 0, "{option:?}, {zeros}: {text}");
+        assert_eq!(text.matches("became 0").count(), usize::from(zeros > 0), "{option:?}: {text}");
+        let one = value["quantized"].as_array().unwrap().iter().find(|one| one["tensor"] == "w").unwrap();
+        assert_eq!(one["zero_groups"], zeros, "{option:?}: {value}");
+        said += usize::from(zeros > 0);
+    }
+    assert!(said >= 6, "{said} recipes make zeros of some groups");
 }

@@ -69,7 +69,8 @@ impl Listing {
     pub(super) fn refuse(&self, tensor: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
         Error::File {
             path: self.get(tensor).map_or(&self.path, |found| &self.files[found.file]).clone(),
-            tensor: Some(printable(tensor)),
+            // One without a letter is a name, too.
+            tensor: Some(if tensor.is_empty() { "\"\"".into() } else { printable(tensor) }),
             reason: printable(&reason.into()),
             remedy: printable(&remedy.into()),
         }

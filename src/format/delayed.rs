@@ -1,6 +1,6 @@
 //! [`DelayedScaling`]: the scale of a step from the amax of steps before it, and [`DelayedState`], what of a tensor goes from step to step.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, number};
 
 /// Which past amax decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -103,7 +103,7 @@ impl DelayedState {
             return Ok(());
         }
         Err(Error::unsupported(
-            format!("the number {encode:e} {}", place()),
+            format!("the number {} {}", number(encode), place()),
             "factors and their inverses are finite and above 0",
             remedy,
         ))
@@ -124,7 +124,7 @@ impl DelayedState {
             Self::check_encode(*encode, place, remedy)?;
             if let Some(bad) = history.iter().find(|amax| amax.is_nan() || **amax < 0.0) {
                 return Err(Error::unsupported(
-                    format!("the amax {bad:e} {}", place()),
+                    format!("the amax {} {}", number(*bad), place()),
                     "an amax is not negative, and no NaN",
                     remedy,
                 ));

@@ -3,7 +3,7 @@
 use super::cast::{CastScales, CastScheme};
 use super::codec;
 use super::scheme::CodeFormat;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, number};
 
 /// Codes, scales and how both are read, byte for byte what a device holds.
 ///
@@ -20,13 +20,33 @@ pub struct HostCastMatrix {
 }
 
 impl HostCastMatrix {
-    /// A matrix from its codes and its scales in logical order (`[row groups][column groups]`). Scales of bytes are rounded to what
-    /// a byte says by dropping the mantissa; 0 becomes the least, 2^-127.
+    /// A matrix from its codes and its scales in logical order (`[row groups][column groups]`).
     ///
     /// # Errors
-    /// [`Error::Shape`] for wrong lengths, or a shape that the scheme refuses; [`Error::Unsupported`] for a negative scale where it is stored as a
-    /// byte, which has no sign.
+    /// [`Error::Shape`] for wrong lengths, or a shape that the scheme refuses; [`Error::Unsupported`] for a scale that is stored as a byte and
+    /// that no byte is: neither a power of two from 2^-127 to 2^127 nor NaN. It would be rounded, and the codes mean something else.
     pub fn from_logical(
+        scheme: CastScheme,
+        rows: usize,
+        cols: usize,
+        codes: Vec<u8>,
+        scales: Vec<f32>,
+    ) -> Result<Self> {
+        let found = scales.iter().position(|scale| !scale.is_nan() && of_byte(*scale) != *scale);
+        let found = found.map(|at| (at, scales[at]));
+        let made = Self::from_computed(scheme, rows, cols, codes, scales)?;
+        let Some((at, scale)) = found.filter(|_| scheme.scales() == CastScales::Ue8m0) else { return Ok(made) };
+        let [_, groups] = scheme.group().grid(rows, cols);
+        Err(Error::unsupported(
+            format!("scale ({}, {}) of a quantized input, {}", at / groups, at % groups, number(scale)),
+            format!("{BYTES}, or NaN"),
+            "pass such scales, with codes that are cast by them, or a scheme whose scales are FP32",
+        ))
+    }
+
+    /// A matrix from what a cast computes: [`HostCastMatrix::from_logical`], but scales of bytes are rounded to what a byte says by dropping the
+    /// mantissa; 0 becomes the least, 2^-127, and infinity NaN.
+    pub(crate) fn from_computed(
         scheme: CastScheme,
         rows: usize,
         cols: usize,
@@ -38,13 +58,6 @@ impl HostCastMatrix {
         let [r, c] = scheme.group().grid(rows, cols);
         check_lengths(scheme, rows, cols, [codes.len(), scales.len()], [scheme.code_bytes(rows, cols), r * c])?;
         if scheme.scales() == CastScales::Ue8m0 {
-            if let Some(at) = scales.iter().position(|scale| *scale < 0.0) {
-                return Err(Error::unsupported(
-                    format!("scale ({}, {}) of a quantized input, {}", at / c, at % c, scales[at]),
-                    "a byte of ue8m0 is a power of two, without a sign",
-                    "pass scales from 0 on, or a scheme whose scales are FP32",
-                ));
-            }
             scales.iter_mut().for_each(|scale| *scale = of_byte(*scale));
         }
         Ok(Self { scheme, rows, cols, codes, scales })
@@ -165,6 +178,8 @@ pub(crate) fn check_scales(scheme: CastScheme, rows: usize, cols: usize, scales:
 
 /// What a given scale is, in words.
 const FACTOR: &str = "pass the factor that codes are multiplied by";
+/// What a byte holds, in words.
+const BYTES: &str = "scales of ue8m0 are powers of two from 2^-127 to 2^127";
 /// The largest scale that a byte holds, 2^127.
 const LARGEST: f32 = f32::from_bits(0x7F00_0000);
 
@@ -183,11 +198,11 @@ pub(crate) fn check_given_scales(scheme: CastScheme, rows: usize, cols: usize, s
                 scale if scale > 0.0 && scale.is_finite() => "round it up to a power of two",
                 _ => FACTOR,
             };
-            ("scales of ue8m0 are powers of two from 2^-127 to 2^127", remedy)
+            (BYTES, remedy)
         }
         _ => ("scales are finite numbers above 0", FACTOR),
     };
-    let what = format!("given scale ({}, {}), {:e}", at / groups, at % groups, scales[at]);
+    let what = format!("given scale ({}, {}), {}", at / groups, at % groups, number(scales[at]));
     Err(Error::unsupported(what, rule, remedy))
 }
 

@@ -89,7 +89,7 @@ mod tests {
             let said = delayed_update(&mut history, previous, Fp8Format::E4M3, 0, AmaxHistory::Max).unwrap_err();
             let said = said.to_string();
             let words = [
-                &format!("the number {previous:e} as the factor of the step before"),
+                &format!("the number {} as the factor of the step before", crate::error::number(previous)),
                 "factors and their inverses are finite and above 0",
                 "pass what the update before gave",
             ];

@@ -206,7 +206,7 @@ fn calls_that_do_not_fit_are_refused_in_words() {
         says(
             delayed_update_grouped(history.view_mut(), &[1.0, previous], Fp8Format::E4M3, 0, AmaxHistory::Max),
             &format!(
-                "the number {previous:e} as factor 1 of the step before is not supported: factors and their inverses are finite and above \
+                "the number {previous} as factor 1 of the step before is not supported: factors and their inverses are finite and above \
                  0; pass what the update before gave, and 1 before the first"
             ),
         );

@@ -5,6 +5,7 @@
 
 mod experts;
 mod notes;
+mod refusals;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -27,12 +28,12 @@ use crate::folder;
 use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::odd_scales::{self, OddScales};
-use crate::output::{Failure, Form, Outcome, byte_bar, count, float, product, shown, table};
+use crate::output::{Failure, Form, Outcome, byte_bar, count, float, named, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 use crate::remains::{self, Remains};
 use crate::sources;
 use crate::threads;
-use crate::unread::{self, Beside};
+use crate::unread::{self, Unread};
 use experts::Experts;
 
 /// A quantized matrix, in the place of its codes.
@@ -80,8 +81,8 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     remains::refuse(&remains)?;
     input.check_marks()?;
     let plans = plan(args, &input, config.as_ref(), &remains)?;
-    refuse_unread(&input, config.as_ref(), &remains)?;
-    refuse_beside(&input)?;
+    refusals::unread(&input, config.as_ref(), &remains)?;
+    refusals::beside(&input)?;
     threads::make(None)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
     let device = device::open(choice)?;
@@ -93,6 +94,8 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let found = work(args, &input, &plans, &writer, device.as_ref(), &mut step)?;
     let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config.as_ref()));
     let stay = notes::scales_that_stay(&input, says);
+    let lost = unread::lost_casts(&Unread::find(&input, config.as_ref(), &remains.tensors).lost);
+    let lost = lost.map(|lost| format!("copied as they are: {lost}"));
     let copied = match input.folder() {
         Some(from) => {
             if let Some(config) = config {
@@ -119,7 +122,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
             "nan": found.codes.nan, "infinite": found.codes.infinite, "beyond_fp32": found.beyond.count,
         }));
         let transform = if found.transformed { "inverse of hadamard16" } else { "" };
-        rows.push([name.clone(), scheme.to_string(), transform.to_string(), product(shape)]);
+        rows.push([named(name), scheme.to_string(), transform.to_string(), product(shape)]);
     }
     let text = format!(
         "{}\n{said}{} to {} in {}\n",
@@ -137,7 +140,6 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         "dequantized": Value::from(done), "left_out": left_out,
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
-    let lost = unread::lost_casts(&input.lost_casts()).map(|lost| format!("copied as they are: {lost}"));
     Ok(notes
         .into_iter()
         .chain(copied)
@@ -150,37 +152,6 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         .chain(folder::not_in_index(&input))
         .chain(folder::broken_marks(&input))
         .fold(outcome, Outcome::note))
-}
-
-/// Refuses matrices that are not the weights of their layers: plain ones have no place for what is beside them.
-fn refuse_beside(input: &Checkpoint) -> Result<(), Failure> {
-    let found = Beside::ALL.into_iter().find_map(|beside| Some((beside, beside.of_all(input)?)));
-    let Some((beside, tensors)) = found else { return Ok(()) };
-    let (what, knows) = match beside {
-        Beside::PreScale => ("its columns would have to be multiplied by them", "knows pre_quant_scale"),
-        Beside::LowRank => ("their product would have to be added to it", "adds svdquant_lora_b times svdquant_lora_a"),
-    };
-    let [whose, does] = beside.words();
-    Err(Failure::Use(format!(
-        "{}: holds {tensors} {whose}, which {does}, and a plain matrix without them is wrong: {what}, which is not done here; leave \
-         the model quantized and run it in an engine that {knows}, or dequantize it with what wrote it",
-        shown(input.path())
-    )))
-}
-
-/// Refuses codes that would be copied beside a config that no longer speaks of them.
-fn refuse_unread(input: &Checkpoint, config: Option<&ModelConfig>, remains: &Remains<'_>) -> Result<(), Failure> {
-    let Some(folder) = input.folder().filter(|folder| unread::says_quantized(folder, config)) else { return Ok(()) };
-    let mut codes = unread::unread_codes(input);
-    codes.retain(|tensor| !remains.of_head.contains(&tensor.name.as_str()));
-    match unread::named(&codes) {
-        None => Ok(()),
-        Some(codes) => Err(Failure::Use(format!(
-            "{}: is quantized, and the codes of {codes} are in a format that is not read here; {}",
-            folder.display(),
-            foreign::REMEDY
-        ))),
-    }
 }
 
 impl Plan {
@@ -203,7 +174,7 @@ fn plan(
     // Scales in FP8 look like codes.
     names.retain(|name| !remains.of_head.contains(name));
     if names.is_empty() {
-        refuse_unread(input, config, remains)?;
+        refusals::unread(input, config, remains)?;
         foreign::refuse_codes(input)?;
         let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| {
             let what = if input.tensors().is_empty() {
@@ -536,7 +507,7 @@ impl Found {
     }
 
     fn refuse(&self, name: &str, args: &DequantizeArgs) -> Result<(), Failure> {
-        let place = format!("{}: tensor {}", args.input.display(), printable(name));
+        let place = format!("{}: tensor {}", args.input.display(), named(name));
         if let Some((row, column, value)) = self.lost.first {
             return Err(Failure::Use(format!(
                 "{place}: {} beyond the range of {}, the first {} at row {row}, column {column}; choose --dtype {}",
@@ -568,12 +539,12 @@ impl Found {
     /// Lines for the result, where there is something to say.
     fn describe(&self, name: &str) -> String {
         let mut text = match self.codes.first() {
-            Some(_) => format!("{}: {} of its codes written as they are\n", printable(name), self.codes.both()),
+            Some(_) => format!("{}: {} of its codes written as they are\n", named(name), self.codes.both()),
             None => String::new(),
         };
         if self.beyond.count > 0 {
             let many = count(self.beyond.count, "value is", "values are");
-            text += &format!("{}: {many} beyond FP32 and written as infinite\n", printable(name));
+            text += &format!("{}: {many} beyond FP32 and written as infinite\n", named(name));
         }
         text
     }

@@ -28,7 +28,7 @@ use crate::foreign;
 use crate::orphans;
 use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
 use crate::remains::{self, Remains};
-use crate::unread::{self, Beside};
+use crate::unread::{self, Beside, Unread};
 
 /// One matrix, or what the matter with it is.
 struct Matrix<'a> {
@@ -110,8 +110,10 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
         text += &format!("quant_method  {}\n", printable(dialect.unwrap_or("none")) + &by);
     }
     notes.iter().for_each(|note| text += &format!("{note}\n"));
-    text.push('\n');
-    text += &tables(&plain, &matrices);
+    let tables = tables(&plain, &matrices);
+    if !tables.is_empty() {
+        text += &format!("\n{tables}");
+    }
     text += &match problems.as_slice() {
         [] => String::new(),
         all => format!("\nWhat is wrong:\n{}", all.iter().map(|p| format!("  {p}\n")).collect::<String>()),
@@ -175,6 +177,10 @@ fn tables(plain: &[&TensorInfo], matrices: &[Matrix<'_>]) -> String {
     }
     for tensor in plain {
         add([starred(&tensor.name), tensor.dtype.to_string(), product(&tensor.shape)], tensor.bytes());
+    }
+    // Where all is broken nothing is listed.
+    if lines.is_empty() {
+        return String::new();
     }
     let rows: Vec<_> =
         lines.into_iter().map(|([name, what, shape], n, b)| [name, what, n.to_string(), shape, bytes(b)]).collect();
@@ -244,15 +250,9 @@ fn findings(
     if let Some(names) = layers(&own).filter(|_| input.folder().is_some()) {
         found.notes.push(format!("{names} in the dialect plain, which this program reads, and no engine"));
     }
-    let lost = input.lost_casts();
-    let are_casts = unread::are_casts(input, &lost);
-    let is_said = |name: &str| remains.tensors.contains(name) || (are_casts && lost.contains(&name));
-    let codes: Vec<_> = unread::unread_codes(input).into_iter().filter(|tensor| !is_said(&tensor.name)).collect();
-    // Of a tensor one thing is said.
-    let others = |name: &&str| !says || !codes.iter().any(|tensor| tensor.name == *name);
-    let line = unread::lost_casts(&lost.iter().copied().filter(others).collect::<Vec<_>>());
-    if are_casts { &mut found.problems } else { &mut found.notes }.extend(line);
-    match unread::named(&codes).filter(|_| says) {
+    let Unread { codes, lost, are_casts } = Unread::find(input, config, &remains.tensors);
+    if are_casts { &mut found.problems } else { &mut found.notes }.extend(unread::lost_casts(&lost));
+    match unread::named(&codes) {
         Some(codes) => found
             .problems
             .push(format!(

@@ -1,7 +1,7 @@
 //! FP4 with a power of two for each group, as FP8 with one for each 128 elements: without loss.
 
 use super::{encode, parallel};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, number};
 use crate::format::{CastGroup, CastScales, CastScheme, CodeFormat, HostCastMatrix, of_byte};
 
 /// Columns of a group of the result.
@@ -77,7 +77,7 @@ fn scale_bytes(q: &HostCastMatrix, groups: usize) -> Result<Vec<u8>> {
         let sound = *scale > 0.0 && scale.is_finite() && of_byte(*scale) == *scale;
         sound.then_some((scale.to_bits() >> 23) as u8).ok_or_else(|| {
             Error::unsupported(
-                format!("scale ({}, {}) of e2m1 as e4m3, {scale:e}", at / groups, at % groups),
+                format!("scale ({}, {}) of e2m1 as e4m3, {}", at / groups, at % groups, number(*scale)),
                 "without loss scales are powers of two from 2^-127 to 2^127",
                 "cast the matrix, which quantizes it again",
             )

@@ -152,7 +152,7 @@ fn write(input: &CastInput<'_>, scheme: CastScheme, factors: &[GroupScale]) -> R
         });
     }
     let scales = factors.iter().map(|f| f.scale).collect();
-    HostCastMatrix::from_logical(scheme, rows, cols, codes, scales)
+    HostCastMatrix::from_computed(scheme, rows, cols, codes, scales)
 }
 
 fn encode(format: CodeFormat, v: f32) -> u8 {

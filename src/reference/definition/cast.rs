@@ -94,7 +94,7 @@ fn by_groups(
             scales.push(scale);
         }
     }
-    HostCastMatrix::from_logical(scheme, rows, cols, codes, scales)
+    HostCastMatrix::from_computed(scheme, rows, cols, codes, scales)
 }
 
 /// What [`reference::fp4_to_fp8`](crate::reference::fp4_to_fp8) must give where it gives something: the largest power of two of each

@@ -58,7 +58,7 @@ pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value),
                 Ok(us) => lines.push(Line { shape, quantizer, us }),
                 Err(error @ (Error::Unsupported { .. } | Error::Shape { .. })) => {
                     let (from, to) = (quantizer.reads(), quantizer.makes());
-                    skipped.push(format!("{rows} x {cols} {from} to {to}: {error}"));
+                    skipped.push(format!("{rows} x {cols} {from} to {to}: {}", with_options(error, args)));
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -70,6 +70,21 @@ pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value),
         return Err(Failure::Use(format!("bench --quantizers: nothing to measure: {first}")));
     }
     Ok((describe(device, copy, &lines, &skipped), record(device, copy, &lines, &skipped)))
+}
+
+/// The error with a remedy that can be taken here: there is no matrix to pad, but numbers that were given.
+fn with_options(error: Error, args: &BenchArgs) -> Error {
+    let remedy = match args.m.is_empty() {
+        true => "give other numbers with --shapes (MxNxK: m rows, k columns)",
+        false => "give other numbers with --shapes (NxK: k columns) or --m (rows)",
+    };
+    match error {
+        Error::Shape { operand, found, rule, .. } => Error::Shape { operand, found, rule, remedy: remedy.into() },
+        Error::Unsupported { what, reason, remedy: pads } if pads.contains("pad ") => {
+            Error::Unsupported { what, reason, remedy: remedy.into() }
+        }
+        other => other,
+    }
 }
 
 /// What is to be timed: of the usual, or of everything, what the pattern names.

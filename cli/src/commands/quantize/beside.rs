@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, Dtype, SCALE_ENDINGS, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, Dtype, RECIPE_KEY, SCALE_ENDINGS, TensorInfo};
 use scaled_gemm::model_folder::ModelConfig;
 
 use super::items::Item;
@@ -11,8 +11,9 @@ use crate::activations::{ACTIVATIONS, is_scale};
 use crate::copied;
 use crate::folder::{self, module};
 use crate::orphans;
-use crate::output::{Failure, count, exactly, shown};
-use crate::{remains, unread};
+use crate::output::{Failure, count, exactly, named, shown};
+use crate::remains;
+use crate::unread::{self, Unread};
 
 /// Most tensors in the way that are named.
 const MOST_NAMED: usize = 8;
@@ -41,30 +42,32 @@ pub fn refuse_stale(
         [] => Ok(()),
         [InTheWay { name, why, matrix }] => Err(Failure::Use(format!(
             "{path}: tensor {}: is there, and {why}; take it out of the input{}",
-            printable(name),
-            exclude(&[matrix])
+            named(name),
+            exclude(plans, &[matrix])
         ))),
         many => {
             let mut named: Vec<_> =
-                many.iter().take(MOST_NAMED).map(|one| format!("{} ({})", printable(one.name), one.why)).collect();
+                many.iter().take(MOST_NAMED).map(|one| format!("{} ({})", named(one.name), one.why)).collect();
             named.extend((many.len() > MOST_NAMED).then(|| format!("and {} more", many.len() - MOST_NAMED)));
             let matrices: Vec<_> = many.iter().map(|one| one.matrix).collect();
             Err(Failure::Use(format!(
                 "{path}: {} tensors are in the way of matrices that would be quantized: {}; take them out of the input{}",
                 many.len(),
                 named.join(", "),
-                exclude(&matrices)
+                exclude(plans, &matrices)
             )))
         }
     }
 }
 
-/// The way out that keeps such tensors. Of experts in one tensor none can be left as it is.
-fn exclude(matrices: &[&Item]) -> String {
-    if matrices.iter().any(|matrix| matrix.slice.is_some()) {
+/// The way out that keeps such tensors. Of experts in one tensor none can be left as it is, and without all matrices nothing would be left
+/// to do.
+fn exclude(plans: &Plans, matrices: &[&Item]) -> String {
+    let names: BTreeSet<&str> = matrices.iter().map(|matrix| matrix.name.as_str()).collect();
+    let is_all = plans.weights().all(|(at, _)| names.contains(plans.items[at].name.as_str()));
+    if is_all || matrices.iter().any(|matrix| matrix.slice.is_some()) {
         return String::new();
     }
-    let names: BTreeSet<&str> = matrices.iter().map(|matrix| matrix.name.as_str()).collect();
     match names.len() {
         1 => format!(", or leave the matrix as it is with --exclude {}", exactly(names)),
         few if few <= MOST_NAMED => format!(", or leave the matrices as they are with --exclude {}", exactly(names)),
@@ -80,7 +83,7 @@ fn experts<'a>(input: &Checkpoint, plans: &'a Plans) -> Vec<InTheWay<'a>> {
     whole
         .filter_map(|tensor| {
             let (expert, slice) = slices.get(tensor.name.as_str())?;
-            let of = printable(&input.tensors()[expert.tensor].name);
+            let of = named(&input.tensors()[expert.tensor].name);
             let why = format!("expert {} of {of} would be written under that name", slice.experts[0]);
             Some(InTheWay { name: &tensor.name, why, matrix: expert })
         })
@@ -101,7 +104,7 @@ fn twice<'a>(
         // One that is copied has the name that it had.
         let matrix = [other, *owner].into_iter().map(|at| &plans.items[at]).find(|item| item.name != name);
         found.extend(matrix.map(|matrix| {
-            let why = format!("{} would be quantized to a tensor of that name", printable(&matrix.name));
+            let why = format!("{} would be quantized to a tensor of that name", named(&matrix.name));
             InTheWay { name: &there.name, why, matrix }
         }));
     }
@@ -122,7 +125,7 @@ fn scales<'a>(
     let whole: HashMap<&str, &Item> = slices.map(|item| (input.tensors()[item.tensor].name.as_str(), item)).collect();
     let read =
         layout.scales_of_others().into_iter().filter(|(.., is_read)| *is_read).filter_map(|(name, matrix, _)| {
-            let (there, of) = (input.get(name)?, printable(matrix));
+            let (there, of) = (input.get(name)?, named(matrix));
             let why = match there.dtype {
                 dtype @ (Dtype::F8_E4M3 | Dtype::F8_E5M2) => {
                     format!("is {dtype}, as codes are, with the name of a scale of {of}, which would be quantized")
@@ -133,14 +136,14 @@ fn scales<'a>(
         });
     let entering = entering_scales(input, plans, dialect).into_iter().filter(|(.., is_taken)| *is_taken);
     let entering = entering.map(|(name, matrix, _)| {
-        let of = printable(&matrix.name);
+        let of = named(&matrix.name);
         let why = format!("engines would take it for the scale of what enters {of}, which would be quantized");
         InTheWay { name, why, matrix }
     });
     let of_whole = |name: &'a str| {
         let of = SCALE_ENDINGS.iter().filter_map(|ending| name.strip_suffix(ending));
         let (of, matrix) = of.into_iter().find_map(|of| Some((of, *whole.get(of).filter(|item| item.name != of)?)))?;
-        let why = format!("is a scale of {} by its name, whose experts would be quantized one by one", printable(of));
+        let why = format!("is a scale of {} by its name, whose experts would be quantized one by one", named(of));
         Some(InTheWay { name, why, matrix })
     };
     let beside = input.tensors().iter().map(|tensor| tensor.name.as_str());
@@ -189,6 +192,22 @@ pub fn unread(input: &Checkpoint, layout: &CheckpointLayout) -> Option<String> {
     orphans::of_others_in_words(input, found, ", copied as they are")
 }
 
+/// What there is to say of entries of the metadata that are no recipe, and that have the name of one which is written, or of a plain matrix, of
+/// which readers would take them for one: they are somebody's, and not in what is written.
+pub fn foreign_entries(input: &Checkpoint, plans: &Plans) -> Option<String> {
+    let quantized: HashSet<&str> = plans.weights().map(|(at, _)| plans.items[at].name.as_str()).collect();
+    let goes = |name: &&str| input.said_scheme(name).is_none() && (quantized.contains(name) || input.is_left(name));
+    let names = input.metadata().keys().filter_map(|key| key.strip_prefix(RECIPE_KEY)).filter(goes);
+    let keys: Vec<String> = names.map(|name| [RECIPE_KEY, name].concat()).collect();
+    Some(format!(
+        "{}: {} of the metadata ({}) with the name of a recipe that quantize writes, and nothing that is known as one: not in what is \
+         written; write them under other names to keep them",
+        shown(input.path()),
+        count(keys.len(), "entry", "entries"),
+        folder::some(keys.iter().map(String::as_str))?
+    ))
+}
+
 /// What there is to say of what is copied, and wrong in a model that is quantized: what `info` says of it, in a line or two. `said`: scales
 /// beside matrices that are quantized, of which more was said.
 pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<String>) -> Vec<String> {
@@ -199,8 +218,7 @@ pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<St
         all => format!("; {} more are named by info", all - 1),
     };
     let left = problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
-    // Of a tensor one thing is said.
-    let lost: Vec<_> = input.lost_casts().into_iter().filter(|name| !remains.tensors.contains(*name)).collect();
-    let lost = unread::lost_casts(&lost).map(|lost| format!("copied as they are: {lost}"));
+    let lost = unread::lost_casts(&Unread::find(input, config, &remains.tensors).lost);
+    let lost = lost.map(|lost| format!("copied as they are: {lost}"));
     left.into_iter().chain(lost).chain(copied::beside_plain(input, |name| said.contains(name))).collect()
 }

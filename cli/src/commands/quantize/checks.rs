@@ -14,10 +14,12 @@ use super::plan::Plans;
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
-use crate::output::{Failure, count, exactly, shown};
+use crate::non_finite::Others;
+use crate::output::{Failure, count, exactly, named, shown};
+use crate::remains;
 use crate::sources;
 use crate::target::{Target, published};
-use crate::unread::{says_quantized, unread_codes};
+use crate::unread::{Unread, says_quantized, unread_codes};
 
 /// Refuses options that would do nothing, and a dialect that nobody reads so.
 pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, target: Target) -> Result<(), Failure> {
@@ -52,13 +54,16 @@ pub fn refuse_shapes(input: &Checkpoint, plans: &Plans) -> Result<(), Failure> {
         let name = &plans.items[at].name;
         recipe.scheme().check_shape(weight.rows, weight.cols).map_err(|e| {
             Failure::Use(format!(
-                "{}: tensor {}: {} x {} cast to {}: {e}, or leave the tensor out with --exclude {}",
+                "{}: tensor {}: {} x {} cast to {}: {e}{}",
                 shown(input.path()),
-                printable(name),
+                named(name),
                 weight.rows,
                 weight.cols,
                 recipe.scheme(),
-                exactly([name.as_str()])
+                match plans.others() {
+                    Others::Some => format!(", or leave the tensor out with --exclude {}", exactly([name.as_str()])),
+                    Others::None => String::new(),
+                }
             ))
         })?;
     }
@@ -80,7 +85,7 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
         return Ok(());
     };
     let method = describe::method(input, config).map(|(method, _)| method);
-    let remedy = match unread_codes(input).as_slice() {
+    let remedy = match Unread::find(input, config, &remains::find(input, config).tensors).codes.as_slice() {
         [] => "dequantize it first, or for layers that are still plain write --dialect plain".into(),
         // The program's own dequantize does not read them.
         _ => format!(

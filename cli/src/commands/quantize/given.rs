@@ -13,7 +13,7 @@ use scaled_gemm::{
 };
 use serde_json::{Value, json};
 
-use crate::output::{Failure, MANY, starred};
+use crate::output::{Failure, MANY, float, named, starred};
 
 /// Values beyond what an amax reaches, of a hundred, from which on that is said. Calibration by percentiles cuts off fewer.
 const MOST_BEYOND: f64 = 1.0;
@@ -145,23 +145,23 @@ impl GivenAmax {
     /// A line for people where much is lost.
     fn describe(&self, name: &str, loss: Loss) -> String {
         let Self { amax, reach, largest, values, not_zero, beyond, became_zero, least_db, .. } = *self;
-        let [cut, _] = self.percents();
+        let ([cut, _], given) = (self.percents(), float(amax));
         let found = match loss {
             Loss::Beyond => {
                 let most = if reach > amax { format!("{reach}, the most for ") } else { String::new() };
                 format!(
-                    "{beyond} of {values} values ({cut:.1} %) are beyond {most}the given amax {amax:e} and became the largest code"
+                    "{beyond} of {values} values ({cut:.1} %) are beyond {most}the given amax {given} and became the largest code"
                 )
             }
             Loss::Zero => {
-                format!("{became_zero} of {not_zero} values that are not zero became zero by the given amax {amax:e}")
+                format!("{became_zero} of {not_zero} values that are not zero became zero by the given amax {given}")
             }
             Loss::Coarse => format!(
-                "the given amax {amax:e} leaves {:.1} dB of SQNR, less than the {least_db} that one near the largest value leaves of any",
+                "the given amax {given} leaves {:.1} dB of SQNR, less than the {least_db} that one near the largest value leaves of any",
                 self.sqnr_db().unwrap_or_default()
             ),
         };
-        format!("{}: {found}, and the largest of them is {largest}; give an amax near it\n", printable(name))
+        format!("{}: {found}, and the largest of them is {largest}; give an amax near it\n", named(name))
     }
 
     /// A line for several matrices of such a name.
@@ -183,7 +183,7 @@ impl GivenAmax {
         };
         format!(
             "{}: of {number} matrices {found}; give an amax near the largest value of each, which --json has\n",
-            printable(name)
+            named(name)
         )
     }
 
@@ -265,9 +265,10 @@ impl Outweighed {
     /// A line for people.
     fn describe(&self, name: &str, of: &str) -> String {
         let Self { given, counts, .. } = self;
-        let [name, of] = [name, of].map(printable);
+        let [name, of] = [name, of].map(named);
         format!(
-            "{name}: the given amax {given:e} changes nothing: it shares its scale with {of}, whose amax {counts} counts\n"
+            "{name}: the given amax {} changes nothing: it shares its scale with {of}, whose amax {counts} counts\n",
+            float(*given)
         )
     }
 

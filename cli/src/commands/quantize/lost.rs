@@ -1,12 +1,14 @@
-//! Finite values of which a recipe keeps nothing: those whose codes and scales come to infinity, and matrices that became zeros.
+//! Finite values of which a recipe keeps nothing: those whose codes and scales come to infinity, and groups and matrices that became zeros.
 
-use scaled_gemm::checkpoint::{PlainRows, printable};
+use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::codec::decode_block_scale;
 use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, reference};
 
+use super::zero_groups::ZeroGroups;
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
-use crate::output::count;
+use crate::non_finite::Others;
+use crate::output::{count, named};
 
 /// Scales from which on a value may be beyond FP32: no code is above 57344, which is less than 2^16.
 const LARGE: f32 = (1u128 << 112) as f32;
@@ -22,17 +24,18 @@ pub struct Lost {
     zeros: bool,
     /// Not all was. Of interest where all that comes back is.
     not_zero: bool,
+    pub groups: ZeroGroups,
 }
 
 impl Lost {
     /// Of rows and what was made of them. They are dequantized only where scales or codes are such that values may be lost.
     pub fn of(x: &PlainRows, part: &Coded) -> Self {
-        let (scale, is_zero) = (largest_scale(part), is_zero(part));
+        let (scale, is_zero, groups) = (largest_scale(part), is_zero(part), ZeroGroups::of(x, part));
         if scale > SMALL && scale < LARGE && !is_zero {
-            return Self::default();
+            return Self { groups, ..Self::default() };
         }
         if is_zero && x.amax() == 0.0 {
-            return Self { zeros: true, ..Self::default() };
+            return Self { zeros: true, groups, ..Self::default() };
         }
         let mut back = match part {
             Coded::Quantized(q) => reference::dequantize(q, DType::F32),
@@ -42,7 +45,7 @@ impl Lost {
             undo_hadamard(&mut back);
         }
         let beyond = x.to_f32().iter().zip(&back).filter(|(x, back)| x.is_finite() && back.is_infinite()).count();
-        Self { beyond, zeros: back.iter().all(|value| *value == 0.0), not_zero: x.amax() > 0.0 }
+        Self { beyond, zeros: back.iter().all(|value| *value == 0.0), not_zero: x.amax() > 0.0, groups }
     }
 
     /// With that of rows that come after.
@@ -51,6 +54,7 @@ impl Lost {
             beyond: self.beyond + later.beyond,
             zeros: self.zeros && later.zeros,
             not_zero: self.not_zero || later.not_zero,
+            groups: self.groups.with(later.groups),
         }
     }
 
@@ -60,8 +64,12 @@ impl Lost {
     }
 
     /// Lines for the result, where there is something to say; `are_zeros_said`: of zeros more is said elsewhere.
-    pub fn describe(&self, name: &str, are_zeros_said: bool) -> String {
-        let (mut text, name) = (String::new(), printable(name));
+    pub fn describe(&self, name: &str, others: Others, are_zeros_said: bool) -> String {
+        let (mut text, name) = (String::new(), named(name));
+        let remedy = match others {
+            Others::Some => "scale them up, or leave the matrix as it is (--exclude)",
+            Others::None => "scale them up, or choose another recipe",
+        };
         if self.beyond > 0 {
             text += &format!(
                 "{name}: {} beyond FP32 as they were quantized, and come back infinite; scale them down, or round the scales otherwise \
@@ -69,9 +77,13 @@ impl Lost {
                 count(self.beyond, "value is", "values are")
             );
         }
+        let ZeroGroups { zeros, all } = self.groups;
         if self.became_zeros() && !are_zeros_said {
+            text += &format!("{name}: all its values became 0, and not all were; {remedy}\n");
+        } else if zeros > 0 && !are_zeros_said {
             text += &format!(
-                "{name}: all its values became 0, and not all were; scale them up, or leave the matrix as it is (--exclude)\n"
+                "{name}: all values of {zeros} of its {} became 0, and not all were; {remedy}\n",
+                count(all, "group", "groups")
             );
         }
         text

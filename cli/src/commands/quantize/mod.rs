@@ -11,6 +11,7 @@ mod report;
 mod rows;
 mod stream;
 mod torn;
+mod zero_groups;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -26,7 +27,8 @@ use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::files;
 use crate::folder::{self, module};
-use crate::output::{Failure, Form, Outcome, byte_bar, shown};
+use crate::non_finite::Others;
+use crate::output::{Failure, Form, Outcome, byte_bar, float, named, shown};
 use crate::sources;
 use crate::target::Target;
 use crate::threads;
@@ -74,6 +76,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     let unread = beside::unread(&input, &layout);
     let entering = beside::entering(&input, &plans, dialect);
+    let foreign = beside::foreign_entries(&input, &plans);
     let said = layout.scales_of_others().into_iter().map(|(name, ..)| name.to_string());
     let said: HashSet<String> = said.chain(plans.left_out().map(|(item, _)| item.name.clone())).collect();
     let notes = || {
@@ -88,6 +91,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(folder::broken_marks(&input))
             .chain(unread)
             .chain(entering)
+            .chain(foreign)
             .chain(beside::notes(&input, config.as_ref(), &said))
     };
     let report = Report { args, first, dialect, input: &input, config: config.as_ref(), plans: &plans };
@@ -262,9 +266,13 @@ fn activations(
             let whole = self::module(&input.tensors()[item.tensor].name);
             let amax = scales.amax(module).or_else(|| scales.amax(whole)).ok_or_else(|| {
                 Failure::Use(format!(
-                    "{}: has no amax for {}, which is quantized; calibrate it, or leave it out with --exclude",
+                    "{}: has no amax for {}, which is quantized; calibrate it{}",
                     args.input_scales.as_deref().map(shown).unwrap_or_default(),
-                    printable(module)
+                    printable(module),
+                    match plans.others() {
+                        Others::Some => ", or leave it out with --exclude",
+                        Others::None => "",
+                    }
                 ))
             })?;
             largest = largest.max(amax);
@@ -277,8 +285,8 @@ fn activations(
 
 /// What is refused of an amax, of inputs or of weights.
 fn no_scale(file: Option<&Path>, amax: f32, name: &str) -> Failure {
-    let (file, name) = (file.map(shown).unwrap_or_default(), printable(name));
-    Failure::Use(format!("{file}: the amax {amax:e} of {name} has no FP32 scale; give one nearer to 1"))
+    let (file, name) = (file.map(shown).unwrap_or_default(), named(name));
+    Failure::Use(format!("{file}: the amax {} of {name} has no FP32 scale; give one nearer to 1", float(amax)))
 }
 
 /// By place, the amax that was given for a weight, and what there is to say of one that no weight takes. Refuses names of nothing that gets

@@ -14,6 +14,7 @@ use super::items::{Item, Whole, items};
 use crate::args::QuantizeArgs;
 use crate::folder::module;
 use crate::foreign::ForeignLayers;
+use crate::non_finite::Others;
 use crate::output::Failure;
 use crate::target::Target;
 
@@ -227,6 +228,11 @@ impl Plans {
             Plan::Quantize(weight) => Some((at, weight)),
             Plan::Copy(_) | Plan::Drop(_) => None,
         })
+    }
+
+    /// Whether a matrix that is quantized has others beside it.
+    pub fn others(&self) -> Others {
+        if self.weights().nth(1).is_some() { Others::Some } else { Others::None }
     }
 
     /// What is left out, and why.

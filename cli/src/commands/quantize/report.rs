@@ -12,7 +12,7 @@ use super::plan::{BY_CONFIG, CODED, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
-use crate::output::{MANY, bytes, count, shown, starred, table};
+use crate::output::{MANY, bytes, count, named, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
 
@@ -41,7 +41,10 @@ impl Report<'_> {
         if let Some(found) = found {
             let name = |at: usize| tensors[at].name.as_str();
             let are_zeros_said = |at| found.given.get(at).is_some_and(GivenAmax::is_said_of_zeros);
-            found.lost.iter().for_each(|(at, lost)| text += &lost.describe(name(*at), are_zeros_said(at)));
+            found
+                .lost
+                .iter()
+                .for_each(|(at, lost)| text += &lost.describe(name(*at), self.plans.others(), are_zeros_said(at)));
             text += &given::losses(found.given.iter().map(|(at, given)| (name(*at), given)));
             text += &given::outweighed(found.outweighed.iter().map(|(at, idle)| (name(*at), idle, name(idle.of))));
         }
@@ -106,6 +109,7 @@ impl Report<'_> {
             if let Some(lost) = found.and_then(|found| found.lost.get(&at)) {
                 value["beyond_fp32"] = json!(lost.beyond);
                 value["became_zeros"] = json!(lost.became_zeros());
+                value["zero_groups"] = json!(lost.groups.zeros);
             }
             if let Some([own, shared]) = found.and_then(|found| found.shared.get(&at)) {
                 value["sqnr_db_own_scale"] = json!(own);
@@ -141,7 +145,7 @@ impl Report<'_> {
         let mut places = BTreeMap::new();
         for (at, weight) in self.plans.weights() {
             let tensor = &tensors[at];
-            let name = if many { starred(&tensor.name) } else { tensor.name.clone() };
+            let name = if many { starred(&tensor.name) } else { named(&tensor.name) };
             let key = [name, format!("{} x {}", weight.rows, weight.cols), weight.source.to_string()];
             let place = *places.entry(key.clone()).or_insert_with(|| {
                 lines.push((key, [0; 3]));
@@ -343,8 +347,7 @@ fn by_reason(copied: &[(&Item, &'static str)]) -> Vec<(&'static str, String)> {
     reasons.dedup();
     let list = |reason: &str| {
         let tensors: Vec<_> = copied.iter().filter(|(_, r)| *r == reason).map(|(t, _)| t).collect();
-        let mut names: Vec<_> =
-            tensors.iter().take(3).map(|t| format!("{} {:?}", printable(&t.name), t.shape)).collect();
+        let mut names: Vec<_> = tensors.iter().take(3).map(|t| format!("{} {:?}", named(&t.name), t.shape)).collect();
         if tensors.len() > names.len() {
             names.push("...".into());
         }

@@ -268,7 +268,7 @@ impl<'a> Stream<'a> {
             }
         }
         let shares = format!("it shares its scale with {}", printable(other));
-        match counts.check((input.path(), &item.name), allow_non_finite, weight.target, weight.source) {
+        match counts.check((input.path(), &item.name, plans.others()), allow_non_finite, weight.target, weight.source) {
             Err(Failure::Use(text)) => Failure::Use(format!("{text}; {shares}")),
             Err(failure) => failure,
             Ok(()) => Failure::Check(format!("{}: holds an infinity no more; {shares}", printable(&item.name))),
@@ -289,7 +289,10 @@ impl<'a> Stream<'a> {
         if !x.is_finite() {
             let counts = done.non_finite.insert(NonFinite::default());
             counts.add_rows(&x.to_f32(), first);
-            if counts.check((input.path(), name), allow_non_finite, weight.target, weight.source).is_err() {
+            if counts
+                .check((input.path(), name, plans.others()), allow_non_finite, weight.target, weight.source)
+                .is_err()
+            {
                 return Ok(Done::Rows(Box::new(done)));
             }
         }
@@ -373,7 +376,7 @@ fn collect<'a>(
     }
     if let Some(counts) = found.non_finite.get(&at) {
         // The words say how many there are in all.
-        match counts.check((input.path(), name), allow_non_finite, weight.target, weight.source) {
+        match counts.check((input.path(), name, plans.others()), allow_non_finite, weight.target, weight.source) {
             Err(refused) if rows.end == weight.rows => return Err(refused),
             Err(_) => return Ok(None),
             Ok(()) => {}

@@ -1,0 +1,46 @@
+//! What is refused before the work: matrices that a plain weight cannot stand for, and codes that are not read.
+
+use scaled_gemm::checkpoint::Checkpoint;
+use scaled_gemm::model_folder::ModelConfig;
+
+use crate::foreign;
+use crate::output::{Failure, shown};
+use crate::remains::Remains;
+use crate::unread::{self, Beside, Unread};
+
+/// Refuses matrices that are not the weights of their layers: plain ones have no place for what is beside them.
+pub fn beside(input: &Checkpoint) -> Result<(), Failure> {
+    let found = Beside::ALL.into_iter().find_map(|beside| Some((beside, beside.of_all(input)?)));
+    let Some((beside, tensors)) = found else { return Ok(()) };
+    let (what, knows) = match beside {
+        Beside::PreScale => ("its columns would have to be multiplied by them", "knows pre_quant_scale"),
+        Beside::LowRank => ("their product would have to be added to it", "adds svdquant_lora_b times svdquant_lora_a"),
+    };
+    let [whose, does] = beside.words();
+    Err(Failure::Use(format!(
+        "{}: holds {tensors} {whose}, which {does}, and a plain matrix without them is wrong: {what}, which is not done here; leave \
+         the model quantized and run it in an engine that {knows}, or dequantize it with what wrote it",
+        shown(input.path())
+    )))
+}
+
+/// Refuses codes that would be copied beside a config that no longer speaks of them.
+pub fn unread(input: &Checkpoint, config: Option<&ModelConfig>, remains: &Remains<'_>) -> Result<(), Failure> {
+    let Some(folder) = input.folder().filter(|folder| unread::says_quantized(folder, config)) else { return Ok(()) };
+    let Unread { codes, lost, are_casts } = Unread::find(input, config, &remains.tensors);
+    if let Some(codes) = unread::named(&codes) {
+        return Err(Failure::Use(format!(
+            "{}: is quantized, and the codes of {codes} are in a format that is not read here; {}",
+            shown(folder),
+            foreign::REMEDY
+        )));
+    }
+    match unread::lost_casts(&lost).filter(|_| are_casts) {
+        None => Ok(()),
+        Some(lost) => Err(Failure::Use(format!(
+            "{}: {lost}; if not, its config, which dequantize takes away, says what they are: {}",
+            shown(folder),
+            foreign::REMEDY
+        ))),
+    }
+}
