@@ -121,13 +121,13 @@ __device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 
         // The four lanes that have the same columns take four each.
         exchange<16, 16, 4>(m, [](u32 a, u32 b) { return max(a, b); });
         *(uint4*)&maxima[warp][lane % 8 * 16 + lane / 8 * 4] = {m[0], m[1], m[2], m[3]};
+        __syncthreads();
         // Each column's scale is made once for the block.
         const u32 column = threadIdx.x % COLS, first = tile_row >> row_shift, order = out.grid.order;
         u32 group = threadIdx.x / COLS;
         u8* scale = once(out.scales + scale_index(out.grid, first + group, tile_col + column) * (order == UE8M0 ? 1 : 4));
         const u64 step = GROUPS * (order == ROW_MAJOR ? 4ull * out.grid.cols : 4);
         const u32 groups = tile_col + column < cols ? ((rows - 1) >> row_shift) + 1 : 0;  // that have this column
-        __syncthreads();
         for (; group < 128u >> row_shift; group += GROUPS) {
             const u32* of_warps = &maxima[(group << row_shift) / HEIGHT][column];
             u32 of_column = of_warps[0];
