@@ -259,14 +259,15 @@ struct Backward {
 }
 
 /// How many warps of a block share a row of the gradients of SwiGLU (H200, 2026-11, the record of channels): the fewer, the fewer wait for columns that are not there and the less a block does at its beginning and end;
-/// the more, the fewer rows are open at a time, and the more multiprocessors have some of few rows. Codes whose groups have one column have kernels of one warp a row.
-fn row_warps(x: &CastFrom<'_>, aligned: bool, sm_count: usize) -> usize {
+/// the more, the fewer rows are open at a time, and the more multiprocessors have some of few rows. Codes whose groups have one column have kernels of one
+/// warp a row. Of MXFP8 fewer blocks share a multiprocessor.
+fn row_warps(x: &CastFrom<'_>, aligned: bool, to_mx: bool, sm_count: usize) -> usize {
     let (half, most) = (x.cols / 2, |warps: usize| x.rows <= warps * sm_count);
     let coded = matches!(x.values, CastValues::Coded { .. });
     match x.values {
         CastValues::Coded { scheme, .. } if scheme.group().extents()[1] == Extent::Elements(1) => 1,
         _ if aligned && (half >= 4096 || (half > 512 && most(2))) => 4,
-        _ if aligned && (half >= 2048 || (half > 512 && most(6))) => 2,
+        _ if aligned && ((half >= 2048 && !to_mx) || (half > 512 && most(6))) => 2,
         _ if aligned => 1,
         _ if half > 1024 && most(4) => 4,
         _ if (half > 512 && most(8)) || (half >= 2048 && !coded) => 2,
@@ -382,9 +383,10 @@ impl Kernels {
         }
         let coded = matches!(x.values, CastValues::Coded { .. });
         let aligned = x.is_aligned() && is_aligned(gradient.0.address, rows, gradient.1, *dtype);
-        let row_warps = row_warps(x, aligned, self.sm_count);
+        let to_mx = matches!(to, Some(BackwardTo::Mx(..)));
+        let row_warps = row_warps(x, aligned, to_mx, self.sm_count);
         // Scale bytes of padding of MXFP8 are written, too.
-        let lines = if matches!(to, Some(BackwardTo::Mx(..))) { rows.next_multiple_of(128) } else { rows };
+        let lines = if to_mx { rows.next_multiple_of(128) } else { rows };
         let blocks = Blocks::new((lines.div_ceil(BACKWARD_WARPS / row_warps), 1), 32 * BACKWARD_WARPS as u32);
         let ((wide, wide_stride), (again, again_stride)) = (place(*wide), place(*again));
         let backward = Backward {
