@@ -8,7 +8,8 @@ use crate::common::*;
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::reference;
 use scaled_gemm::{
-    CastMatrix, CastRecipe, CastScales, CastScheme, CodeFormat, DType, DeviceBuffer, Handle, HostCastMatrix, MatMut,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CodeFormat, DType, DeviceBuffer, Handle, HostCastMatrix,
+    MatMut,
 };
 
 /// Rows of a band: of as many whole groups as there are.
@@ -209,8 +210,9 @@ fn codes_to_channels_of_few_and_many_tiles() {
     let channels = recipes_of(1).into_iter().filter(|to| to.scheme().group().is_per_channel());
     let channels: Vec<_> = channels.collect();
     let to_e2m1: Vec<_> = channels.iter().filter(|to| to.scheme().format() == CodeFormat::E2M1).copied().collect();
-    // All sources with all kinds of few tiles and of some; of thousands each kind once, from both formats.
-    let each = 8 * sources.len();
+    // All sources with all kinds of few tiles and of some; of thousands each kind from both formats.
+    let (each, half) = (8 * sources.len(), sources.len() / 2);
+    assert!(sources[..half].iter().all(|from| from.format() == sources[0].format()));
     for (tiles, pairs, targets) in [
         (15, each, &channels),
         (2 * multiprocessors, each, &channels),
@@ -219,10 +221,53 @@ fn codes_to_channels_of_few_and_many_tiles() {
         let rows = of_tiles(tiles);
         let (x, poison) = (numbers(&mut rng, (rows, cols)), vec![0xA5; rows * cols]);
         for at in 0..pairs {
-            let (kind, from) = (at % 8, sources[(at / 8 + at % 8 + at % 2 * sources.len() / 2) % sources.len()]);
+            let (kind, of_format) = (at % 8, (at + at / 8) % 2 * half);
+            let from = sources[of_format + (at / 16 + at % 8) % half];
             let to = of_floor(KINDS[kind], targets[(at * 7 + at / 8) % targets.len()]);
             let q = Coded::new(&handle, &mut rng, KINDS[kind], from, &x[kind], at);
             q.check(&handle, to, &poison, KINDS[kind]);
+        }
+    }
+}
+
+/// The same of columns and rows that cut tiles, under scales of all signs and none, to scales in every order; and by scales that are there, and scales alone.
+#[test]
+fn codes_to_channels_that_cut_tiles() {
+    let Some(handle) = handle() else { return };
+    let (mut rng, multiprocessors) = (Noise::new(936), handle.device().sm_count as usize);
+    let channels = schemes(1).into_iter().filter(|to| to.group().is_per_channel());
+    let channels: Vec<_> = channels.collect();
+    let to_e2m1: Vec<_> = channels.iter().filter(|to| to.format() == CodeFormat::E2M1).copied().collect();
+    let numbers = [1.0, -0.5, f32::NAN, 0.25, -1.0 / 3.0, -f32::NAN, -0.0, 0.7, f32::NEG_INFINITY, -1e-42];
+    for (tiles, cols, targets) in
+        [(6, 272, &channels), (2 * multiprocessors + 1, 144, &channels), (24 * multiprocessors + 1, 16, &to_e2m1)]
+    {
+        let across = usize::div_ceil(cols, 128);
+        let rows = usize::div_ceil(tiles, across) * 128 - 84;
+        for (format, group) in [
+            (CodeFormat::E4M3, CastGroup::Group1x16),
+            (CodeFormat::E2M1, CastGroup::Group1x128),
+            (CodeFormat::E4M3, CastGroup::Tile32x32),
+            (CodeFormat::E2M1, CastGroup::Row),
+        ] {
+            let from = scheme(format, group).with_scales(CastScales::ColumnMajor);
+            let [r, c] = group.grid(rows, cols);
+            let mut of = |scale: &dyn Fn(&mut Noise) -> f32| {
+                let scales = (0..r * c).map(|_| scale(&mut rng)).collect();
+                let codes = (0..from.code_bytes(rows, cols)).map(|_| rng.bits() as u8).collect();
+                HostCastMatrix::from_logical(from, rows, cols, codes, scales).unwrap()
+            };
+            let context = format!("{rows} x {cols} of {from}");
+            let q = of(&|rng| numbers[rng.below(numbers.len())]);
+            let there = CastMatrix::from_host(&handle, &q).unwrap();
+            let values = reference::cast_back(&q, DType::F32);
+            for &to in targets {
+                check_cast(&handle, (&there).into(), &values.view().into(), CastRecipe::new(to), &context);
+            }
+            let q = of(&|rng| rng.uniform() + 0.01);
+            let there = CastMatrix::from_host(&handle, &q).unwrap();
+            let some: Vec<_> = targets.iter().step_by(5).copied().collect();
+            check_parts_of(&handle, &mut rng, &|| (&there).into(), &(&q).into(), &some, &context);
         }
     }
 }

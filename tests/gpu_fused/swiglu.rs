@@ -119,6 +119,10 @@ fn backward() {
             check_backward(&handle, &mut rng, (some_rows(&handle), 1056), dtype, apart, 32);
         }
     }
+    // More whole steps than one.
+    for apart in [0, 3] {
+        check_backward(&handle, &mut rng, (some_rows(&handle), 3232), DType::Bf16, apart, 32);
+    }
 }
 
 /// As what products read: every byte, padding included, is that of the quantizer of the gradients in FP32.
@@ -144,6 +148,7 @@ fn gradients_for_products() {
         (2, 2208, DType::F32, 3),
         (many_rows(&handle), 544, DType::Bf16, 0),
         (some_rows(&handle), 1056, DType::Bf16, 3),
+        (some_rows(&handle), 3232, DType::Bf16, 0),
         (257, 128, DType::F32, 0),
     ] {
         let x = Both::new(&handle, dtype, 2 * half + apart, numbers(&mut rng, (rows, 2 * half), true));
