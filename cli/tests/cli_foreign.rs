@@ -289,9 +289,59 @@ fn codes_that_look_like_a_cast_are_called_the_same_by_all_commands() {
             ),
         ] {
             assert!(!text.contains(unsaid), "{name}, {command}: {text}");
+            // `dequantize` refuses it.
+            assert!(!text.contains("dequantize it first"), "{name}, {command}: {text}");
             // `quantize` lists what it copies in its result, and a dialect is refused whatever the codes are.
             if command == "info" || command == "dequantize" || (command == "plain" && said == words[0]) {
                 assert!(text.contains(said), "{name}, {command}: {text}");
+            }
+        }
+    }
+}
+
+/// (The remedy was to dequantize it first, which `dequantize` refused.)
+#[test]
+fn quantize_advises_no_dequantize_that_is_refused() {
+    let folder = Folder::new();
+    let fp8: [Tensor; 2] = [
+        ("m.c.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]),
+        ("m.c.o_proj.weight_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+    ];
+    let codes = |name| (name, Dtype::U8, vec![16, 16], vec![0x35; 256]);
+    let first = "dequantize it first, or for layers that are still plain write --dialect plain";
+    for (i, (more, words)) in [
+        (None, None),
+        (
+            Some(codes("m.a.o_proj.weight_packed")),
+            Some("tensor m.a.o_proj.weight_packed: holds packed codes, and no scale"),
+        ),
+        (Some(f32_tensor("m.a.o_proj.weight_scale", [16, 1], 1)), Some("neither tensor m.a.o_proj.weight nor")),
+        (
+            Some(("m.c.o_proj.pre_quant_scale", Dtype::F32, vec![16], f32_bytes(&[1.0; 16]))),
+            Some("holds 1 tensor (m.c.o_proj.pre_quant_scale) of AWQ"),
+        ),
+        (Some(("m.a.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256])), Some("m.a.o_proj.weight")),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (path, output) = (folder.file(&i.to_string()), folder.file(&format!("{i}-out")));
+        let mut tensors = fp8.to_vec();
+        tensors.push(f32_tensor("m.b.o_proj.weight", [64, 64], 4));
+        tensors.extend(more);
+        model_folder(&path, &tensors, Some(json!({"quantization_config": {"quant_method": "compressed-tensors"}})));
+        let text = bad(2, &["quantize", &path, "-o", &output, "--recipe", "nvfp4"]);
+        match words {
+            None => {
+                assert_words(&text, &[first]);
+                good(&["dequantize", &path, "-o", &output]);
+            }
+            Some(words) => {
+                assert!(!text.contains("dequantize it first"), "{i}: {text}");
+                assert_words(&text, &["is quantized already (compressed-tensors); ", "--dialect plain", words]);
+                assert_words(&bad(2, &["dequantize", &path, "-o", &output]), &[words]);
+                let args = ["quantize", &path, "-o", &output, "--recipe", "nvfp4", "--dialect", "plain"];
+                assert_words(&good(&args), &["1 matrix to nvfp4"]);
             }
         }
     }

@@ -229,6 +229,47 @@ fn a_matrix_is_excluded_only_beside_others() {
     }
 }
 
+/// (It was offered, and with it no matrix was left: engines fuse the others with it.)
+#[test]
+fn a_fused_matrix_is_excluded_only_beside_others_of_its_set() {
+    let folder = Folder::new();
+    let [q, k, v, o] = ["q", "k", "v", "o"].map(|name| format!("model.layers.0.self_attn.{name}_proj.weight"));
+    let mut infinite = values(64 * 64, 1);
+    infinite[7] = f32::INFINITY;
+    let scale = format!("{}_scale", &q);
+    let set = |values: &[f32]| -> Vec<Tensor> {
+        vec![
+            (&q, Dtype::F32, vec![64, 64], f32_bytes(values)),
+            f32_tensor(&k, [64, 64], 2),
+            f32_tensor(&v, [64, 64], 3),
+        ]
+    };
+    let mut stale = set(&values(64 * 64, 1));
+    stale.push((&scale, Dtype::F32, vec![1], f32_bytes(&[1.0])));
+    for (i, (set, words)) in
+        [(set(&infinite), "repair the data"), (stale, "take it out of the input")].into_iter().enumerate()
+    {
+        for (name, more) in [("alone", None), ("beside", Some(f32_tensor(&o, [64, 64], 4)))] {
+            let (path, output) = (folder.file(&format!("{name}{i}")), folder.file(&format!("{name}{i}-out")));
+            let tensors: Vec<Tensor> = set.iter().cloned().chain(more.clone()).collect();
+            model_folder(&path, &tensors, Some(json!({"model_type": "llama"})));
+            let args = ["quantize", &path, "-o", &output, "--recipe", "nvfp4"];
+            let text = bad(2, &args);
+            assert_words(&text, &[words]);
+            assert_eq!(text.contains("--exclude"), more.is_some(), "{name}: {text}");
+            // What is offered can be done, and where nothing is offered it cannot.
+            let without = [&args[..], &["--exclude", "q_proj", "--dry-run"]].concat();
+            match more {
+                Some(_) => assert_words(&good(&without), &["1 matrix to nvfp4"]),
+                None => assert_words(&bad(2, &without), &["no matrix to quantize"]),
+            }
+            // None is fused with another there.
+            let plain = [&args[..], &["--dialect", "plain"]].concat();
+            assert_words(&bad(2, &plain), &[words, "--exclude"]);
+        }
+    }
+}
+
 /// (A table had a head and nothing below it.)
 #[test]
 fn info_has_no_table_where_nothing_is_to_be_listed() {

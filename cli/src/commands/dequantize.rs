@@ -5,7 +5,7 @@
 
 mod experts;
 mod notes;
-mod refusals;
+pub mod refusals;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

@@ -5,8 +5,18 @@ use scaled_gemm::model_folder::ModelConfig;
 
 use crate::foreign;
 use crate::output::{Failure, shown};
-use crate::remains::Remains;
+use crate::remains::{self, Remains};
 use crate::unread::{self, Beside, Unread};
+
+/// All that is refused by what is in the headers, whatever the options: also for whoever would advise to dequantize a model.
+pub fn all(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(), Failure> {
+    let remains = remains::find(input, config);
+    remains::refuse(&remains)?;
+    let mut names = input.quantized().into_iter().filter(|name| !remains.of_head.contains(name));
+    names.try_for_each(|name| input.quant_info(name).map(drop))?;
+    unread(input, config, &remains)?;
+    beside(input)
+}
 
 /// Refuses matrices that are not the weights of their layers: plain ones have no place for what is beside them.
 pub fn beside(input: &Checkpoint) -> Result<(), Failure> {

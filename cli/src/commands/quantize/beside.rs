@@ -64,8 +64,7 @@ pub fn refuse_stale(
 /// to do.
 fn exclude(plans: &Plans, matrices: &[&Item]) -> String {
     let names: BTreeSet<&str> = matrices.iter().map(|matrix| matrix.name.as_str()).collect();
-    let is_all = plans.weights().all(|(at, _)| names.contains(plans.items[at].name.as_str()));
-    if is_all || matrices.iter().any(|matrix| matrix.slice.is_some()) {
+    if plans.has_no_other(&names) || matrices.iter().any(|matrix| matrix.slice.is_some()) {
         return String::new();
     }
     match names.len() {

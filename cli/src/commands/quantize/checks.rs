@@ -9,6 +9,7 @@ use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect, left_
 use scaled_gemm::{Basis, CodeFormat, Fp8Format, Recipe};
 use serde_json::Value;
 
+use super::super::dequantize::refusals;
 use super::super::describe;
 use super::plan::Plans;
 use crate::args::{QuantizeArgs, scheme, scheme_names};
@@ -85,13 +86,22 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
         return Ok(());
     };
     let method = describe::method(input, config).map(|(method, _)| method);
-    let remedy = match Unread::find(input, config, &remains::find(input, config).tensors).codes.as_slice() {
-        [] => "dequantize it first, or for layers that are still plain write --dialect plain".into(),
+    let unread = Unread::find(input, config, &remains::find(input, config).tensors).codes;
+    let remedy = match refusals::all(input, config) {
         // The program's own dequantize does not read them.
-        _ => format!(
+        _ if !unread.is_empty() => format!(
             "its codes are in a format that is not read here: {}, or write --dialect plain, which copies them",
             foreign::REMEDY
         ),
+        Ok(()) => "dequantize it first, or for layers that are still plain write --dialect plain".into(),
+        // Nor what is wrong with its matrices.
+        Err(failure) => {
+            let (why, path) = (failure.into_message(), format!("{}: ", shown(folder)));
+            format!(
+                "for layers that are still plain write --dialect plain; dequantize refuses it: {}",
+                why.strip_prefix(&path).unwrap_or(&why)
+            )
+        }
     };
     Err(Failure::Use(format!(
         "{}: is quantized already ({}); {remedy}",

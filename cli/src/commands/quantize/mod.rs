@@ -48,8 +48,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         let read = [("--input-scales", args.input_scales.as_ref()), ("--weight-amax", args.weight_amax.as_ref())];
         sources::refuse_output(output, &[&args.input], &read)?;
     }
-    checks::refuse_quantized(&input, config.as_ref(), dialect)?;
     input.check_marks()?;
+    checks::refuse_quantized(&input, config.as_ref(), dialect)?;
     let of = Given { args, input: &input, config: config.as_ref(), model, dialect };
     let plans = Plans::new(of)?;
     // One for each place of the plans.

@@ -1,7 +1,7 @@
 //! What becomes of each tensor: which are quantized, by which recipe, and which share a scale.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use regex::Regex;
 use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dialect, Dtype, RECIPE_KEY, StoredScheme};
@@ -60,6 +60,8 @@ pub struct Plans {
     pub quantization: Option<QuantizationConfig>,
     /// Layers whose rows are no rows to quantize along.
     pub transposed: TransposedLayers,
+    /// Of each item, one that stands for all that are quantized with it or not at all.
+    together: Vec<usize>,
 }
 
 /// Why what belongs to codes that are not read is copied.
@@ -171,6 +173,7 @@ impl Plans {
         // What `--fuse` made larger, or anew.
         let engines: HashSet<&Vec<usize>> = fused.iter().collect();
         let own = || joined.iter().filter(|members| !engines.contains(members));
+        let mut sets = Vec::new();
         if dialect != Dialect::Plain {
             // A block of one layer would hold rows of the next.
             let ragged = |at: &usize| !items[*at].shape[0].is_multiple_of(128);
@@ -184,8 +187,10 @@ impl Plans {
             }
             let torn = fused.iter().map(|members| (members.clone(), FUSED_TORN));
             let torn = torn.chain(layers_of_experts(model, &items, dialect));
-            leave_torn(&mut tensors, &torn.chain(own().map(|m| (m.clone(), JOINED_TORN))).collect::<Vec<_>>());
+            sets.extend(torn.chain(own().map(|m| (m.clone(), JOINED_TORN))));
+            leave_torn(&mut tensors, &sets);
         }
+        let together = together(&items, &sets);
         let sharing = |members: &Vec<usize>| {
             let members = quantized(&tensors, members.iter().copied());
             (first.has_whole() && members.len() > 1).then_some(members)
@@ -219,7 +224,7 @@ impl Plans {
                 weight.target = args.target(matrices.next().unwrap_or_default())?;
             }
         }
-        Ok(Self { items, tensors, groups, widened, quantization, transposed })
+        Ok(Self { items, tensors, groups, widened, quantization, transposed, together })
     }
 
     /// The matrices to be quantized, with their places.
@@ -230,9 +235,19 @@ impl Plans {
         })
     }
 
-    /// Whether a matrix that is quantized has others beside it.
+    /// Whether others are still quantized where one of the matrices is left as it is, whichever.
     pub fn others(&self) -> Others {
-        if self.weights().nth(1).is_some() { Others::Some } else { Others::None }
+        let mut sets = self.weights().map(|(at, _)| self.together[at]);
+        let first = sets.next();
+        if sets.any(|set| Some(set) != first) { Others::Some } else { Others::None }
+    }
+
+    /// Whether none is where all of these are.
+    pub fn has_no_other(&self, names: &BTreeSet<&str>) -> bool {
+        let is_one = |at: &usize| names.contains(self.items[*at].name.as_str());
+        let left: HashSet<usize> =
+            self.weights().map(|(at, _)| at).filter(is_one).map(|at| self.together[at]).collect();
+        self.weights().all(|(at, _)| left.contains(&self.together[at]))
     }
 
     /// What is left out, and why.
@@ -315,6 +330,27 @@ fn leave_torn(tensors: &mut [Plan], sets: &[Together]) {
             next.extend(sets_of.get(&at).into_iter().flatten().filter(|other| !left[**other]));
         }
     }
+}
+
+/// Of each item, one that stands for all of the sets that it is in, and of those that these tear. So do experts of one tensor.
+fn together(items: &[Item], sets: &[Together]) -> Vec<usize> {
+    let mut stand: Vec<usize> = (0..items.len()).collect();
+    let find = |stand: &mut [usize], mut at: usize| {
+        while stand[at] != at {
+            stand[at] = stand[stand[at]];
+            at = stand[at];
+        }
+        at
+    };
+    let mut tensors: HashMap<usize, usize> = HashMap::new();
+    let of_sets = sets.iter().flat_map(|(members, _)| members.iter().map(|at| (*at, members[0])));
+    let slices = items.iter().enumerate().filter(|(_, item)| item.slice.is_some());
+    let of_tensors = slices.map(|(at, item)| (at, *tensors.entry(item.tensor).or_insert(at)));
+    for (at, first) in of_sets.chain(of_tensors) {
+        let (at, first) = (find(&mut stand, at), find(&mut stand, first));
+        stand[at] = first;
+    }
+    (0..items.len()).map(|at| find(&mut stand, at)).collect()
 }
 
 /// Those of some places that are to be quantized.

@@ -95,9 +95,10 @@ impl Grid {
             for group in 0..groups {
                 // Most groups have their largest code among the first few.
                 let is_zero = |line: &[u8]| {
-                    let from = group * width * bits / 8;
-                    let part = &line[from..(from + width * bits / 8).min(line.len())];
-                    part.iter().all(|byte| byte & mask == 0)
+                    let (from, to) = (group * width * bits / 8, ((group + 1) * width * bits).div_ceil(8));
+                    // A group of one column has half of each byte.
+                    let mask = if width * bits < 8 { mask & (0xF << (group % 2 * 4)) } else { mask };
+                    line[from..to.min(line.len())].iter().all(|byte| byte & mask == 0)
                 };
                 if codes.chunks(self.length * bits / 8).all(is_zero) || is_zero_scale(band, group) {
                     candidates.push((band, group));
