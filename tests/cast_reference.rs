@@ -326,6 +326,21 @@ fn fp4_becomes_fp8_without_loss() {
     }
 }
 
+/// As a GPU counts the groups that would lose, and writes the others.
+#[test]
+fn the_definition_without_loss_gives_blocks_beside_what_would_lose() {
+    let e2m1 = scheme(CodeFormat::E2M1, CastGroup::Group1x128);
+    let of = |scales: &[f32]| {
+        HostCastMatrix::from_logical(e2m1, scales.len(), 128, vec![0x1F; 64 * scales.len()], scales.to_vec()).unwrap()
+    };
+    let want = fp4_to_fp8(&of(&[0.25])).unwrap();
+    for scale in [0.75, 0.0, -1.0, f32::NAN, f32::INFINITY, 1e-45] {
+        let both = definition::fp4_to_fp8(&of(&[scale, 0.25])).unwrap();
+        assert_eq!(both.codes()[128..], *want.codes(), "{scale}");
+        assert_eq!(both.scales()[1], want.scales()[0], "{scale}");
+    }
+}
+
 #[test]
 fn what_would_lose_is_refused_with_its_group() {
     let e2m1 = scheme(CodeFormat::E2M1, CastGroup::Group1x32);
