@@ -359,7 +359,7 @@ fn a_folder_that_a_run_did_not_finish_is_no_model() {
 fn a_tensor_that_is_there_before_its_matrix_is_quantized_is_one_of_the_input() {
     let folder = Folder::new();
     let (input, output) = (folder.file("in"), folder.file("out"));
-    let names = ["q", "k"].map(|part| format!("l.0.self_attn.{part}_proj.weight"));
+    let names = ["q", "k", "o"].map(|part| format!("l.0.self_attn.{part}_proj.weight"));
     let tensors: Vec<_> = names.iter().zip(1..).map(|(name, seed)| f32_tensor(name, [32, 32], seed)).collect();
     let stale = one("l.0.self_attn.q_proj.weight_scale");
     model_folder(&input, &[&tensors[..], &[stale]].concat(), Some(json!({"architectures": ["LlamaForCausalLM"]})));
@@ -376,13 +376,19 @@ fn a_tensor_that_is_there_before_its_matrix_is_quantized_is_one_of_the_input() {
         );
     }
     assert_eq!(folder.names(), ["in"]);
-    // What is advised can be done, and it is said that the scale is left. (In a dialect nothing would be left to quantize.)
-    let exclude = ["--dialect", "plain", "--exclude", r"^l\.0\.self_attn\.q_proj\.weight$"];
+    // What is advised can be done, and it is said that the scale is left. (Without the third matrix nothing would be left to quantize in a dialect.)
+    let exclude = ["--exclude", r"^l\.0\.self_attn\.q_proj\.weight$"];
     let words = "1 scale (l.0.self_attn.q_proj.weight_scale) beside weights that are plain, copied as they are";
-    assert_words(&said(&[&args[..], &exclude].concat()), &[words]);
+    for dialect in [&["--dialect", "plain", "--dry-run"][..], &[]] {
+        assert_words(&said(&[&args[..], &exclude, dialect].concat()), &[words]);
+    }
     // A scale of inputs, too.
     let inputs = folder.file("inputs");
-    fs::write(&inputs, json!({"l.0.self_attn.q_proj": 1.0, "l.0.self_attn.k_proj": 1.0}).to_string()).unwrap();
+    fs::write(
+        &inputs,
+        json!({"l.0.self_attn.q_proj": 1.0, "l.0.self_attn.k_proj": 1.0, "l.0.self_attn.o_proj": 1.0}).to_string(),
+    )
+    .unwrap();
     let stale = one("l.0.self_attn.k_proj.input_scale");
     write(&format!("{input}/model.safetensors"), &[&tensors[..], &[stale]].concat());
     let error = bad(2, &["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--input-scales", &inputs]);
