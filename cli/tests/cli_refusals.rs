@@ -298,7 +298,7 @@ fn refusals_have_a_remedy() {
         &quantize(&["--only", "odd"]),
         &[
             "--only odd matches",
-            "; name others with --only, or leave it out; dequantize first what is in codes already (dequantize --dtype f32 keeps every value)",
+            "; name others with --only, or leave it out; what is in codes already stays so: dequantize refuses it: tensor cube: has shape [4]; ",
         ],
     );
     assert_words(
