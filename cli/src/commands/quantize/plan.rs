@@ -66,6 +66,8 @@ pub struct Plans {
 
 /// Why what belongs to codes that are not read is copied.
 const FOREIGN: &str = "of layers whose codes are in a format that is not read here";
+/// Why what belongs to what is left of casts is.
+pub const LOST: &str = "of layers that may hold codes of casts, whose entries in the metadata are not in the file";
 /// Why a tensor is copied that was not asked for.
 pub const NOT_ASKED_FOR: &str = "not matched by --only";
 /// Why tensors are copied by default that may be asked for.
@@ -151,7 +153,7 @@ impl Plans {
             Target::Cast(_) => None,
         };
         let codes = codes(input);
-        let foreign = ForeignLayers::new(input);
+        let foreign = ForeignLayers::new(input, config);
         let items = items(input, model, dialect, whole);
         let transposed = TransposedLayers::new(model, input.tensors());
         let mut tensors: Vec<_> =
@@ -402,6 +404,9 @@ fn plan(
         return Plan::Copy("scales of another tensor");
     }
     // Whatever was asked for: quantized, their scales would be lost to the codes that they belong to.
+    if foreign.is_lost(&item.name) {
+        return Plan::Copy(LOST);
+    }
     if foreign.has(&item.name) {
         return Plan::Copy(FOREIGN);
     }

@@ -10,7 +10,7 @@ use super::super::dequantize::refusals;
 use super::given::{self, GivenAmax};
 use super::items::Item;
 use super::plan::{
-    BY_CONFIG, CODED, EXCLUDED, Given, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED, left_out,
+    BY_CONFIG, CODED, EXCLUDED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED, left_out,
 };
 use super::stream::Found;
 use crate::args::QuantizeArgs;
@@ -18,6 +18,7 @@ use crate::folder::module;
 use crate::output::{MANY, bytes, count, named, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
+use crate::unread::{self, Unread};
 
 /// Most layers of a group that are named with each of them: of a hundred thousand that would be ten thousand million names.
 const LISTED: usize = 64;
@@ -333,9 +334,12 @@ pub fn nothing_to_do(Given { args, input, config, .. }: Given<'_>, items: &[Item
             format!("; what is in codes already stays so: {}", refusals::why(failure, input.path()))
         }
     };
+    // What `info` and `dequantize` say of them.
+    let lost = is(LOST).then(|| unread::lost_casts(&Unread::find(input, config, &HashSet::new()).lost)).flatten();
+    let lost = lost.map(|lost| format!("; {lost}")).unwrap_or_default();
     let filter = only.map(|regex| format!(" that --only {regex} matches")).unwrap_or_default();
     format!(
-        "{}: no matrix to quantize{filter} among its {}{}; {remedy}{coded}",
+        "{}: no matrix to quantize{filter} among its {}{}; {remedy}{coded}{lost}",
         args.input.display(),
         count(items.len(), "tensor", "tensors"),
         reasons
