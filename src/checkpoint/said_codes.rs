@@ -36,11 +36,7 @@ impl Listing {
 
     /// How the metadata say that a matrix is quantized, whatever is there of it; the error is the reason, to follow its name.
     pub(super) fn said_scheme(&self, name: &str) -> Option<std::result::Result<StoredScheme, String>> {
-        let text = self.written(name)?;
-        Some(match cast_scheme(text) {
-            Some(cast) => cast.map(StoredScheme::Cast),
-            None => Reading::from_json(text).map(|reading| StoredScheme::Product(reading.scheme)),
-        })
+        Some(scheme_of(self.written(name)?))
     }
 
     /// Refuses codes of a type that those of the scheme in the metadata do not have. What is FP8 of one kind in the place of the other is
@@ -120,4 +116,17 @@ impl Listing {
             false => "quantize it again".into(),
         }
     }
+}
+
+/// How a matrix is quantized by the text of an entry.
+fn scheme_of(text: &str) -> std::result::Result<StoredScheme, String> {
+    match cast_scheme(text) {
+        Some(cast) => cast.map(StoredScheme::Cast),
+        None => Reading::from_json(text).map(|reading| StoredScheme::Product(reading.scheme)),
+    }
+}
+
+/// True for the text of an entry that says how a matrix is quantized.
+pub(super) fn is_recipe(text: &str) -> bool {
+    scheme_of(text).is_ok()
 }
