@@ -374,6 +374,10 @@ fn entries_of_matrices_that_are_not_there_are_named() {
         );
         assert_words(&good(&["info", &left]), &[&words]);
     }
+    // (What somebody else wrote was said to be how a matrix was quantized.)
+    let other = HashMap::from(["other", "x"].map(|name| (format!("scaled_gemm.{name}"), "hello".to_string())));
+    with_entries(&left, &[f32_tensor("other.weight", [128, 256], 1)], &other);
+    assert!(!good(&["info", &left]).contains("the metadata say"));
     // Of a scale without its codes it is said once.
     let bytes = fs::read(&q).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();

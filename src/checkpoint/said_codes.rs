@@ -103,10 +103,10 @@ impl Listing {
         })
     }
 
-    /// The matrices that the metadata speak of and of which no codes are there.
+    /// The matrices that the metadata have a recipe of, and of which no codes are there. What is no recipe is somebody else's.
     pub(super) fn said_of_nothing(&self) -> impl Iterator<Item = &str> {
-        let names = self.header.metadata.keys().filter_map(|key| key.strip_prefix(RECIPE_KEY));
-        names.filter(|name| self.said_codes(name).is_none())
+        let entries = self.header.metadata.iter().filter_map(|(key, text)| Some((key.strip_prefix(RECIPE_KEY)?, text)));
+        entries.filter(|(name, text)| self.said_codes(name).is_none() && is_recipe(text)).map(|(name, _)| name)
     }
 
     /// What to do about codes of another type: values may be those of a matrix that is plain by now, and whose entry was left.
