@@ -79,6 +79,8 @@ const FP8: &str = "FP8 already";
 const NVFP4: &str = "NVFP4 already";
 const MXFP4: &str = "MXFP4 already";
 const CAST: &str = "a cast already";
+/// Why U8 is that the metadata speak of, and in another way.
+const NO_RECIPE: &str = "U8 with an entry in the metadata that is no recipe of two codes a byte";
 /// Why tensors are left out.
 const MARK: &str = "ComfyUI's mark of a layer that is quantized now";
 const OLD_MARK: &str =
@@ -510,6 +512,9 @@ fn coded(input: &Checkpoint, tensor: &str, usual: &'static str) -> &'static str 
     let said = || names().filter_map(|name| input.said_scheme(name));
     let said = || said().find(|scheme| (scheme.format() == CodeFormat::E2M1) == is_packed);
     match read.or_else(said) {
+        None if is_packed && names().any(|name| input.metadata().contains_key(&[RECIPE_KEY, name].concat())) => {
+            NO_RECIPE
+        }
         Some(StoredScheme::Cast(_)) => CAST,
         Some(StoredScheme::Product(Scheme::Mxfp4)) => MXFP4,
         Some(StoredScheme::Product(_)) | None => usual,
