@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, scaled_by_name};
 use scaled_gemm::model_folder::ModelConfig;
 
 use crate::folder::some;
@@ -30,6 +30,8 @@ pub struct ForeignLayers<'a> {
     /// Those of them of which all such tensors are left of casts, as [`Unread`] has it.
     of_casts: HashSet<&'a str>,
     casts: HashSet<&'a str>,
+    /// Matrices of which the metadata have a recipe, and that have no codes.
+    gone: HashSet<&'a str>,
 }
 
 impl<'a> ForeignLayers<'a> {
@@ -41,7 +43,17 @@ impl<'a> ForeignLayers<'a> {
             .partition(|name| casts.contains(bare(name)));
         let others: HashSet<&str> = others.into_iter().map(layer).collect();
         let of_casts: HashSet<&str> = of_casts.into_iter().map(layer).filter(|layer| !others.contains(layer)).collect();
-        Self { layers: others.union(&of_casts).copied().collect(), of_casts, casts }
+        Self {
+            layers: others.union(&of_casts).copied().collect(),
+            of_casts,
+            casts,
+            gone: input.said_of_nothing().collect(),
+        }
+    }
+
+    /// True for what has the name of a scale of a matrix whose codes are gone.
+    pub fn is_scale_alone(&self, name: &str) -> bool {
+        !self.gone.is_empty() && scaled_by_name(name).any(|matrix| self.gone.contains(&*matrix))
     }
 
     /// True for what may be left of a cast, and for what is in a layer that has no other codes.

@@ -66,6 +66,8 @@ pub struct Plans {
 
 /// Why what belongs to codes that are not read is copied.
 const FOREIGN: &str = "of layers whose codes are in a format that is not read here";
+/// Why scales are whose codes are gone.
+const ALONE: &str = "scales of a matrix by its entry in the metadata, whose codes are not there";
 /// Why what belongs to what is left of casts is.
 pub const LOST: &str = "of layers that may hold codes of casts, whose entries in the metadata are not in the file";
 /// Why a tensor is copied that was not asked for.
@@ -404,6 +406,9 @@ fn plan(
     }
     if input.is_scale(&item.name) {
         return Plan::Copy("scales of another tensor");
+    }
+    if foreign.is_scale_alone(&item.name) {
+        return Plan::Copy(ALONE);
     }
     // Whatever was asked for: quantized, their scales would be lost to the codes that they belong to.
     if foreign.is_lost(&item.name) {
