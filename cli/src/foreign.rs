@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, scaled_by_name};
+use scaled_gemm::model_folder::ModelConfig;
 
 use crate::folder::some;
 use crate::output::{Failure, count, shown};
-use crate::unread;
+use crate::unread::{self, Unread};
 
 /// What helps with such codes: `dequantize` does not read them.
 pub const REMEDY: &str = "dequantize it with what wrote it";
@@ -24,21 +25,55 @@ const BESIDE: [&str; 11] =
     ["scale", "scales", "biases", "zero", "zeros", "point", "shift", "absmax", "codebook", "codebooks", "centroids"];
 
 /// Layers of which some tensors hold codes that are not read here.
-pub struct ForeignLayers<'a>(HashSet<&'a str>);
+pub struct ForeignLayers<'a> {
+    layers: HashSet<&'a str>,
+    /// Those of them of which all such tensors are left of casts, as [`Unread`] has it.
+    of_casts: HashSet<&'a str>,
+    casts: HashSet<&'a str>,
+    /// Matrices of which the metadata have a recipe, and that have no codes.
+    gone: HashSet<&'a str>,
+}
 
 impl<'a> ForeignLayers<'a> {
-    pub fn new(input: &'a Checkpoint) -> Self {
-        Self(unread::unread_codes(input).into_iter().map(|tensor| layer(&tensor.name)).collect())
+    pub fn new(input: &'a Checkpoint, config: Option<&ModelConfig>) -> Self {
+        let casts: HashSet<&str> = Unread::find(input, config, &HashSet::new()).lost.into_iter().collect();
+        let (of_casts, others): (Vec<_>, Vec<_>) = unread::unread_codes(input)
+            .into_iter()
+            .map(|tensor| tensor.name.as_str())
+            .partition(|name| casts.contains(bare(name)));
+        let others: HashSet<&str> = others.into_iter().map(layer).collect();
+        let of_casts: HashSet<&str> = of_casts.into_iter().map(layer).filter(|layer| !others.contains(layer)).collect();
+        Self {
+            layers: others.union(&of_casts).copied().collect(),
+            of_casts,
+            casts,
+            gone: input.said_of_nothing().collect(),
+        }
+    }
+
+    /// True for what has the name of a scale of a matrix whose codes are gone.
+    pub fn is_scale_alone(&self, name: &str) -> bool {
+        !self.gone.is_empty() && scaled_by_name(name).any(|matrix| self.gone.contains(&*matrix))
+    }
+
+    /// True for what may be left of a cast, and for what is in a layer that has no other codes.
+    pub fn is_lost(&self, name: &str) -> bool {
+        self.casts.contains(bare(name)) || (self.has(name) && self.of_casts.contains(layer(name)))
     }
 
     /// True for a tensor of such a layer itself, of whatever type: scales in BF16 look like weights. Layers within it are their own, but for its
     /// codebooks: what has the name of codes may be a buffer. So are names of no layer, of which those alone that codes have beside them are theirs.
     pub fn has(&self, name: &str) -> bool {
         match layer(name) {
-            "" => self.0.contains("") && name.rsplit(['.', '_']).next().is_some_and(|end| BESIDE.contains(&end)),
-            layer => self.0.contains(layer) || codebook_of(layer).is_some_and(|layer| self.0.contains(layer)),
+            "" => self.layers.contains("") && name.rsplit(['.', '_']).next().is_some_and(|end| BESIDE.contains(&end)),
+            layer => self.layers.contains(layer) || codebook_of(layer).is_some_and(|layer| self.layers.contains(layer)),
         }
     }
+}
+
+/// The codes whose scale has this name in a cast, or the name itself.
+fn bare(name: &str) -> &str {
+    name.strip_suffix("_scale").unwrap_or(name)
 }
 
 /// The layer of a tensor; of `X.weight._data`, and of `X.weight._data._data` where quanto has two codes in a byte, it is X too.

@@ -482,6 +482,11 @@ fn casts_that_lost_their_metadata_are_said_to_have() {
         assert_words(&error, &["1 thing is wrong"]);
         write(&bare, &tensors);
         assert_words(&bad(2, &["dequantize", &bare, "-o", &back]), &words);
+        // (They were codes in a format that is not read, or no BF16, and it was not said what they may be.)
+        let list =
+            "of layers that may hold codes of casts, whose entries in the metadata are not in the file: 2 (v.weight [";
+        let error = bad(2, &["quantize", &bare, "-o", &back, "--group", "1x32"]);
+        assert_words(&error, &["no matrix to quantize", list, words[0], remedy]);
         // Beside another matrix they are copied.
         tensors.push(("x", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]));
         tensors.push(("x_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])));
@@ -497,6 +502,9 @@ fn casts_that_lost_their_metadata_are_said_to_have() {
         write(&bare, &tensors);
         let said = said(&["quantize", &bare, "-o", &back, "--group", "1x32"]);
         assert_words(&said, &["copied as they are: 2 tensors (v.weight, w) may be the codes of casts", remedy]);
+        let text = good(&["quantize", &bare, "-o", &back, "--group", "1x32"]);
+        assert_words(&text, &[&format!("copied as they are, {list}")]);
+        assert!(!text.contains("a format that is not read here"), "{text}");
     }
     // Scales of no cast.
     write(&bare, &[("w", Dtype::U8, vec![64, 64], vec![1; 4096]), ("w_scale", Dtype::F32, vec![64, 3], vec![0; 768])]);

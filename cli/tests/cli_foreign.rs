@@ -346,3 +346,71 @@ fn quantize_advises_no_dequantize_that_is_refused() {
         }
     }
 }
+
+/// (So it was where there was nothing to quantize, of every file and of folders in the dialect plain, which was offered where no layer was plain.)
+#[test]
+fn quantize_of_nothing_advises_no_dequantize_that_is_refused() {
+    let folder = Folder::new();
+    let fp8: [Tensor; 2] = [
+        ("m.c.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]),
+        ("m.c.o_proj.weight_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+    ];
+    let scale = |name, n: usize| (name, Dtype::F32, vec![n], f32_bytes(&vec![1.0; n]));
+    let first = "; dequantize first what is in codes already";
+    for (i, (more, words)) in [
+        (vec![], None),
+        (vec![scale("m.c.o_proj.pre_quant_scale", 16)], Some("holds 1 tensor (m.c.o_proj.pre_quant_scale) of AWQ")),
+        (vec![("m.a.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256])], Some("m.a.o_proj.weight")),
+        (
+            vec![
+                ("m.a.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]),
+                scale("m.a.o_proj.weight_scale", 3),
+            ],
+            Some("m.a.o_proj.weight_scale"),
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let tensors = [&fp8[..], &more].concat();
+        let (file, model, output) =
+            (folder.file(&format!("{i}.safetensors")), folder.file(&i.to_string()), folder.file(&format!("{i}-out")));
+        write(&file, &tensors);
+        model_folder(&model, &tensors, Some(json!({"quantization_config": {"quant_method": "modelopt"}})));
+        for (input, options) in
+            [(&file, &["--group", "1x32"][..]), (&model, &["--recipe", "nvfp4", "--dialect", "plain"])]
+        {
+            let text = bad(2, &[&["quantize", input, "-o", &output][..], options].concat());
+            assert_words(&text, &["no matrix to quantize"]);
+            let refused = words.map(|words| (words, bad(2, &["dequantize", input, "-o", &output])));
+            assert_eq!(text.contains(first), refused.is_none(), "{i}: {text}");
+            if let Some((words, refused)) = refused {
+                assert_words(&text, &["; what is in codes already stays so: dequantize refuses it: ", words]);
+                let why = refused.trim_end().trim_start_matches("scaled-gemm: ").replace(&format!("{input}: "), "");
+                assert!(text.contains(&why), "{i}: {why} {text}");
+            }
+        }
+        // Nothing is plain.
+        let text = bad(2, &["quantize", &model, "-o", &output, "--recipe", "nvfp4"]);
+        assert!(text.contains("is quantized already (modelopt); ") && !text.contains("--dialect plain"), "{text}");
+        assert_eq!(text.contains("; dequantize it first"), words.is_none(), "{text}");
+    }
+    // Codes of casts that lost their scales, or the entry that a cast is read by.
+    let [input, q, left, output] = ["in", "q", "left", "o"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("w", [64, 64], 1)]);
+    good(&["quantize", &input, "-o", &q, "--group", "32x32"]);
+    let bytes = fs::read(&q).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let all: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        .collect();
+    let all: Vec<Tensor> = all.iter().map(|(n, d, s, b)| (n.as_str(), *d, s.clone(), b.clone())).collect();
+    write(&left, &all);
+    let text = bad(2, &["quantize", &left, "-o", &output, "--group", "1x32"]);
+    assert_words(&text, &["stays so: dequantize refuses it: tensor w", "its tensors fit a cast"]);
+    write(&left, &all.into_iter().filter(|t| t.0 == "w").collect::<Vec<_>>());
+    let text = bad(2, &["quantize", &left, "-o", &output, "--group", "1x32"]);
+    assert_words(&text, &["stays so: dequantize refuses it: tensor w"]);
+}

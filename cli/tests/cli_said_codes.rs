@@ -374,6 +374,10 @@ fn entries_of_matrices_that_are_not_there_are_named() {
         );
         assert_words(&good(&["info", &left]), &[&words]);
     }
+    // (What somebody else wrote was said to be how a matrix was quantized.)
+    let other = HashMap::from(["other", "x"].map(|name| (format!("scaled_gemm.{name}"), "hello".to_string())));
+    with_entries(&left, &[f32_tensor("other.weight", [128, 256], 1)], &other);
+    assert!(!good(&["info", &left]).contains("the metadata say"));
     // Of a scale without its codes it is said once.
     let bytes = fs::read(&q).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -511,4 +515,24 @@ fn what_cannot_be_read_and_is_copied_is_named() {
     again(
         "l.weight: is FP8 but has no scale: none of l.weight_scale, l.weight_scale_inv and l.scale_weight is in the file; use a file",
     );
+}
+
+/// (All was called NVFP4.)
+#[test]
+fn what_takes_a_byte_is_no_nvfp4_by_an_entry_that_is_none() {
+    let folder = Folder::new();
+    let [input, q, file, o] = ["in", "q", "file", "o"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("w", [32, 64], 1)]);
+    good(&["quantize", &input, "-o", &q, "--group", "1x32"]);
+    let e4m3 = entries(&q)["scaled_gemm.w"].clone();
+    good(&["quantize", &input, "-o", &q, "--recipe", "nvfp4"]);
+    let nvfp4 = entries(&q)["scaled_gemm.w"].clone();
+    for (text, is_nvfp4) in [("hello", false), (&e4m3, false), (&nvfp4, true)] {
+        let tensors = [("w", Dtype::U8, vec![32, 32], vec![0x35; 1024]), f32_tensor("v", [32, 64], 2)];
+        with_entries(&file, &tensors, &HashMap::from([("scaled_gemm.w".to_string(), text.to_string())]));
+        let said = good(&["quantize", &file, "-o", &o, "--recipe", "fp8-row"]);
+        assert_eq!(said.contains("NVFP4 already: 1 (w "), is_nvfp4, "{said}");
+        let words = "U8 with an entry in the metadata that is no recipe of two codes a byte: 1 (w ";
+        assert_eq!(said.contains(words), !is_nvfp4, "{said}");
+    }
 }

@@ -294,3 +294,30 @@ fn metadata_of_others_with_the_name_of_a_recipe_are_said_to_go() {
     write(&[("scaled_gemm.l.up_proj.weight".to_string(), recipe)]);
     assert!(!said(&args).contains("of the metadata"));
 }
+
+/// (They were quantized as a weight, without a word.)
+#[test]
+fn scales_of_casts_whose_codes_are_gone_are_copied_and_named() {
+    let folder = Folder::new();
+    let [input, q, left, output] = ["in", "q", "left", "out"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("w", [32, 512], 1)]);
+    good(&["quantize", &input, "-o", &q, "--group", "1x32"]);
+    let bytes = fs::read(&q).unwrap();
+    let metadata = SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let scale = file.tensor("w_scale").unwrap();
+    let v = f32_bytes(&values(512, 2));
+    let both = |with_v: bool| {
+        let v = with_v.then(|| ("v", TensorView::new(Dtype::F32, vec![16, 32], &v).unwrap()));
+        let tensors: Vec<_> = [("w_scale", scale.clone())].into_iter().chain(v).collect();
+        fs::write(&left, safetensors::serialize(tensors, metadata.clone()).unwrap()).unwrap();
+    };
+    let args = ["quantize", &left, "-o", &output, "--recipe", "nvfp4"];
+    let list = "scales of a matrix by its entry in the metadata, whose codes are not there: 1 (w_scale [32, 16])";
+    both(false);
+    assert_words(&bad(2, &args), &["no matrix to quantize", list]);
+    both(true);
+    assert_words(&good(&args), &["1 matrix to nvfp4", &format!("copied as they are, {list}")]);
+    assert_words(&said(&args), &["1 scale (w_scale), copied as they are: the metadata say how their matrices were"]);
+    assert_eq!(read_f32(&output, "w_scale").0, [32, 16]);
+}

@@ -504,3 +504,38 @@ fn groups_that_became_zeros_are_said_with_their_number() {
     }
     assert!(said >= 9, "{said} recipes make zeros of some groups");
 }
+
+/// (The remedy was to scale them up, or to leave the matrix, and an amax of its own size keeps them.)
+#[test]
+fn groups_that_became_zeros_by_a_given_amax_are_said_so() {
+    let folder = Folder::new();
+    let (input, output, file) = (folder.file("in"), folder.file("out"), folder.file("amax.json"));
+    // A quarter of the rows are small, or one of them is tiny.
+    let mut x = values(64 * 64, 1);
+    x[..16 * 64].iter_mut().for_each(|v| *v *= 1e-4);
+    let largest = x.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    let mut tiny = x.clone();
+    tiny[..64].iter_mut().for_each(|v| *v *= 1e-9);
+    let tensor = |name, values: &[f32]| (name, Dtype::F32, vec![64, 64], f32_bytes(values));
+    for (x, amax, zeros, is_given) in [
+        (&x, 100.0 * largest, true, true),
+        (&x, largest, false, false),
+        (&tiny, largest, true, false),
+        (&tiny, largest * 1.5, true, false),
+        (&tiny, 100.0 * largest, true, true),
+    ] {
+        write(&input, &[tensor("w", x), tensor("v", &values(64 * 64, 2))]);
+        fs::write(&file, format!("{{\"w\": {amax:e}}}")).unwrap();
+        let text = good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--weight-amax", &file]);
+        let line = text.lines().find(|line| line.contains("groups became 0"));
+        assert_eq!(line.is_some(), zeros, "{amax}: {text}");
+        let words = match is_given {
+            true => format!(" and the largest of its values is {largest}; give an amax near it"),
+            false => "not all were; scale them up, or leave the matrix as it is (--exclude)".into(),
+        };
+        if let Some(line) = line {
+            assert!(line.ends_with(&words), "{amax}: {line}");
+            assert_eq!(line.contains(" groups became 0, and not all were, by the given amax "), is_given, "{line}");
+        }
+    }
+}

@@ -54,6 +54,14 @@ pub(super) struct Header {
     by_name: ByName,
 }
 
+/// What two files differ in that are to be one checkpoint.
+pub(super) enum Clash {
+    /// A tensor that both have.
+    Tensor(String),
+    /// How a matrix is read, by the metadata of these.
+    Recipes { matrix: String, files: [usize; 2] },
+}
+
 /// What is wrong with a header: the tensor to blame, if one is, and the reason.
 pub(super) struct Fault {
     pub(super) tensor: Option<String>,
@@ -88,12 +96,14 @@ impl Header {
         }
     }
 
-    /// Those of several files as one, in their order. `Err` is a name that two files have, or whose metadata differ.
-    pub(super) fn merge(mut headers: Vec<Self>) -> Result<Self, String> {
+    /// Those of several files as one, in their order. `is_recipe`: whether such an entry says how a matrix is read. Without that, and without a
+    /// tensor of that name, it is somebody else's, and that of the first file stands, as of all other metadata.
+    pub(super) fn merge(mut headers: Vec<Self>, is_recipe: impl Fn(&str) -> bool) -> Result<Self, Clash> {
         if headers.len() == 1 {
             return Ok(headers.remove(0));
         }
-        let (mut metadata, mut marks) = (BTreeMap::new(), Vec::new());
+        let (mut metadata, mut marks) = (BTreeMap::<String, (usize, String)>::new(), Vec::new());
+        let mut differ = Vec::new();
         let mut tensors = Vec::with_capacity(headers.iter().map(|h| h.tensors.len()).sum());
         for (file, header) in headers.into_iter().enumerate() {
             tensors.extend(header.tensors.into_iter().map(|tensor| TensorInfo { file, ..tensor }));
@@ -103,18 +113,27 @@ impl Header {
                     continue;
                 }
                 match metadata.entry(key) {
-                    Entry::Vacant(place) => drop(place.insert(value)),
-                    // What says how a matrix is read must not depend on the order of files.
-                    Entry::Occupied(known) if known.key().starts_with(RECIPE_KEY) && *known.get() != value => {
-                        return Err(known.key().clone());
+                    Entry::Vacant(place) => drop(place.insert((file, value))),
+                    Entry::Occupied(known) => {
+                        let (first, text) = known.get();
+                        if let Some(matrix) = known.key().strip_prefix(RECIPE_KEY).filter(|_| *text != value) {
+                            differ.push((matrix.to_string(), [*first, file], is_recipe(text) || is_recipe(&value)));
+                        }
                     }
-                    Entry::Occupied(_) => {}
                 }
             }
         }
         // Each file marks its own layers.
+        let mut metadata: BTreeMap<_, _> = metadata.into_iter().map(|(key, (_, value))| (key, value)).collect();
         metadata.extend(comfy::merge(marks).map(|marks| (comfy::METADATA.to_string(), marks)));
-        Self::new(tensors, metadata)
+        let merged = Self::new(tensors, metadata).map_err(Clash::Tensor)?;
+        // What says how a matrix is read must not depend on the order of files.
+        let is_there =
+            |matrix: &str| CODES_ENDINGS.iter().any(|ending| merged.get(&[matrix, ending].concat()).is_some());
+        match differ.into_iter().find(|(matrix, _, are_recipes)| *are_recipes || is_there(matrix)) {
+            None => Ok(merged),
+            Some((matrix, files, _)) => Err(Clash::Recipes { matrix, files }),
+        }
     }
 
     /// Where the tensor of this name is.

@@ -10,11 +10,12 @@ use safetensors::Dtype;
 
 use super::comfy;
 use super::folder::{Files, Index, files_of};
-use super::header::{Header, RECIPE_KEY, TensorInfo};
+use super::header::{Clash, Header, TensorInfo};
 use super::listing::Listing;
 use super::names::wide_dtype;
 use super::open_files::OpenFiles;
 use super::plain_rows::{PlainRows, widen};
+use super::said_codes;
 use super::source::Source;
 use super::{Heads, NibbleOrder};
 use crate::error::{Error, Result, printable};
@@ -69,17 +70,22 @@ impl Checkpoint {
         }
         let is_broken = |(_, header): &(usize, &Header)| comfy::is_broken(&header.metadata);
         let broken_marks = headers.iter().enumerate().filter(is_broken).map(|(place, _)| place).collect();
-        let header = Header::merge(headers).map_err(|name| {
-            let (name, reason) = match name.strip_prefix(RECIPE_KEY) {
-                Some(matrix) => (matrix, "has different recipes in two files"),
-                None => (name.as_str(), "is in two files"),
+        let header = Header::merge(headers, said_codes::is_recipe).map_err(|clash| {
+            let (name, reason, files): (_, _, Vec<&Source>) = match &clash {
+                Clash::Recipes { matrix, files } => {
+                    (matrix, "has different recipes in the metadata of two files", files.map(|at| &sources[at]).into())
+                }
+                Clash::Tensor(name) => {
+                    let has =
+                        |source: &&Source| Source::open(&source.path).is_ok_and(|(_, _, h)| h.get(name).is_some());
+                    (name, "is in two files", sources.iter().filter(has).collect())
+                }
             };
-            let has = |source: &&Source| Source::open(&source.path).is_ok_and(|(_, _, h)| h.get(name).is_some());
             let remedy = match index {
                 Some(_) => "fetch the shards and their index again",
                 None => "give the index of its shards",
             };
-            let places: Vec<_> = sources.iter().filter(has).map(|s| s.path.display().to_string()).collect();
+            let places: Vec<_> = files.into_iter().map(|source| source.path.display().to_string()).collect();
             Error::File {
                 path: path.to_path_buf(),
                 tensor: Some(printable(name)),

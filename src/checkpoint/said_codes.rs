@@ -36,11 +36,7 @@ impl Listing {
 
     /// How the metadata say that a matrix is quantized, whatever is there of it; the error is the reason, to follow its name.
     pub(super) fn said_scheme(&self, name: &str) -> Option<std::result::Result<StoredScheme, String>> {
-        let text = self.written(name)?;
-        Some(match cast_scheme(text) {
-            Some(cast) => cast.map(StoredScheme::Cast),
-            None => Reading::from_json(text).map(|reading| StoredScheme::Product(reading.scheme)),
-        })
+        Some(scheme_of(self.written(name)?))
     }
 
     /// Refuses codes of a type that those of the scheme in the metadata do not have. What is FP8 of one kind in the place of the other is
@@ -107,10 +103,10 @@ impl Listing {
         })
     }
 
-    /// The matrices that the metadata speak of and of which no codes are there.
+    /// The matrices that the metadata have a recipe of, and of which no codes are there. What is no recipe is somebody else's.
     pub(super) fn said_of_nothing(&self) -> impl Iterator<Item = &str> {
-        let names = self.header.metadata.keys().filter_map(|key| key.strip_prefix(RECIPE_KEY));
-        names.filter(|name| self.said_codes(name).is_none())
+        let entries = self.header.metadata.iter().filter_map(|(key, text)| Some((key.strip_prefix(RECIPE_KEY)?, text)));
+        entries.filter(|(name, text)| self.said_codes(name).is_none() && is_recipe(text)).map(|(name, _)| name)
     }
 
     /// What to do about codes of another type: values may be those of a matrix that is plain by now, and whose entry was left.
@@ -120,4 +116,17 @@ impl Listing {
             false => "quantize it again".into(),
         }
     }
+}
+
+/// How a matrix is quantized by the text of an entry.
+fn scheme_of(text: &str) -> std::result::Result<StoredScheme, String> {
+    match cast_scheme(text) {
+        Some(cast) => cast.map(StoredScheme::Cast),
+        None => Reading::from_json(text).map(|reading| StoredScheme::Product(reading.scheme)),
+    }
+}
+
+/// True for the text of an entry that says how a matrix is quantized.
+pub(super) fn is_recipe(text: &str) -> bool {
+    scheme_of(text).is_ok()
 }

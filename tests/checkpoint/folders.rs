@@ -84,7 +84,29 @@ fn what_is_wrong_with_shards_is_said() {
     let recipe = |text: &str| Some([("scaled_gemm.m".to_string(), text.to_string())].into());
     foreign(&folder.file("a.safetensors"), &[("a", Dtype::F32, vec![0], vec![])], recipe("one"));
     foreign(&folder.file("b.safetensors"), &[("b", Dtype::F32, vec![0], vec![])], recipe("two"));
-    refused(&folder, &["tensor m", "different recipes"]);
+    // Which neither is: somebody else's.
+    Checkpoint::open(&folder.0).unwrap();
+    let cast = |group: &str| {
+        recipe(&format!(
+            r#"{{"scheme":"cast","format":"e4m3","group":"{group}","scales":"row-major","transposed":false}}"#
+        ))
+    };
+    // (Only one was named that has the tensor, and of this one none.)
+    let both = ["different recipes in the metadata of two files: ", "a.safetensors and ", "c.safetensors; remove"];
+    let files = |a, c| {
+        for (name, entry) in [("a", a), ("b", None), ("c", c)] {
+            foreign(&folder.file(&format!("{name}.safetensors")), &[(name, Dtype::F32, vec![0], vec![])], entry);
+        }
+    };
+    for (a, c) in [(cast("1x16"), cast("1x32")), (cast("1x16"), recipe("two")), (recipe("one"), cast("1x32"))] {
+        files(a, c);
+        refused(&folder, &[&["tensor m"][..], &both].concat());
+    }
+    // Of a tensor that is there it is said, whatever they are.
+    let of_b = |text: &str| Some([("scaled_gemm.b".to_string(), text.to_string())].into());
+    files(of_b("one"), of_b("two"));
+    refused(&folder, &[&["tensor b"][..], &both].concat());
+    fs::remove_file(folder.file("c.safetensors")).unwrap();
     one(&folder, "x.safetensors.index.json", "x", 1.0);
     one(&folder, "y.safetensors.index.json", "x", 1.0);
     refused(&folder, &["several indices"]);

@@ -25,7 +25,6 @@ use crate::data::undo_hadamard;
 use crate::device::{self, Caster, Device};
 use crate::files;
 use crate::folder;
-use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::odd_scales::{self, OddScales};
 use crate::output::{Failure, Form, Outcome, byte_bar, count, float, named, product, shown, table};
@@ -174,20 +173,7 @@ fn plan(
     // Scales in FP8 look like codes.
     names.retain(|name| !remains.of_head.contains(name));
     if names.is_empty() {
-        refusals::unread(input, config, remains)?;
-        foreign::refuse_codes(input)?;
-        let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| {
-            let what = if input.tensors().is_empty() {
-                "it holds no tensor at all"
-            } else {
-                "what is plain needs no dequantize"
-            };
-            format!("{what}: give a file or a folder that quantize wrote, or a quantized model")
-        });
-        return Err(Failure::Use(format!(
-            "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, U8 with scales of NVFP4 or MXFP4, or a cast); {rest}",
-            args.input.display()
-        )));
+        refusals::none(input, config, remains)?;
     }
     if args.nibble_order.is_some() && !names.iter().any(|name| input.scheme(name).is_ok_and(Scheme::is_nvfp4)) {
         // What is wrong with a matrix is worth more than the option.

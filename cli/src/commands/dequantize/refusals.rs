@@ -1,5 +1,7 @@
 //! What is refused before the work: matrices that a plain weight cannot stand for, and codes that are not read.
 
+use std::path::Path;
+
 use scaled_gemm::checkpoint::Checkpoint;
 use scaled_gemm::model_folder::ModelConfig;
 
@@ -12,10 +14,37 @@ use crate::unread::{self, Beside, Unread};
 pub fn all(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(), Failure> {
     let remains = remains::find(input, config);
     remains::refuse(&remains)?;
-    let mut names = input.quantized().into_iter().filter(|name| !remains.of_head.contains(name));
-    names.try_for_each(|name| input.quant_info(name).map(drop))?;
+    let mut names = input.quantized();
+    names.retain(|name| !remains.of_head.contains(name));
+    if names.is_empty() {
+        none(input, config, &remains)?;
+    }
+    names.into_iter().try_for_each(|name| input.quant_info(name).map(drop))?;
     unread(input, config, &remains)?;
     beside(input)
+}
+
+/// In words, for whoever would advise it. `path`: of the model, which is named already.
+pub fn why(failure: Failure, path: &Path) -> String {
+    let (why, path) = (failure.into_message(), format!("{}: ", shown(path)));
+    format!("dequantize refuses it: {}", why.strip_prefix(&path).unwrap_or(&why))
+}
+
+/// Refuses a checkpoint without a matrix to dequantize.
+pub fn none(input: &Checkpoint, config: Option<&ModelConfig>, remains: &Remains<'_>) -> Result<(), Failure> {
+    unread(input, config, remains)?;
+    foreign::refuse_codes(input)?;
+    let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| {
+        let what = match input.tensors() {
+            [] => "it holds no tensor at all",
+            _ => "what is plain needs no dequantize",
+        };
+        format!("{what}: give a file or a folder that quantize wrote, or a quantized model")
+    });
+    Err(Failure::Use(format!(
+        "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, U8 with scales of NVFP4 or MXFP4, or a cast); {rest}",
+        shown(input.path())
+    )))
 }
 
 /// Refuses matrices that are not the weights of their layers: plain ones have no place for what is beside them.

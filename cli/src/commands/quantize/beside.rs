@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, Dtype, RECIPE_KEY, SCALE_ENDINGS, TensorInfo};
+use scaled_gemm::checkpoint::{
+    Checkpoint, CheckpointLayout, Dialect, Dtype, RECIPE_KEY, SCALE_ENDINGS, TensorInfo, scaled_by_name,
+};
 use scaled_gemm::model_folder::ModelConfig;
 
 use super::items::Item;
@@ -207,6 +209,19 @@ pub fn foreign_entries(input: &Checkpoint, plans: &Plans) -> Option<String> {
     ))
 }
 
+/// What there is to say of scales whose codes are gone, by an entry of the metadata, but for what `remains`, which is told so.
+fn scales_alone(input: &Checkpoint, remains: &HashSet<&str>) -> Option<String> {
+    let gone: HashSet<&str> = input.said_of_nothing().collect();
+    let is_one = |name: &&str| !remains.contains(name) && scaled_by_name(name).any(|matrix| gone.contains(&*matrix));
+    let names: Vec<&str> = input.tensors().iter().map(|tensor| tensor.name.as_str()).filter(is_one).collect();
+    Some(format!(
+        "{}: {}, copied as they are: the metadata say how their matrices were quantized (scaled_gemm.NAME), of which no codes are there; \
+         fetch what is missing, or take both out of the file",
+        shown(input.path()),
+        orphans::in_words(&names)?
+    ))
+}
+
 /// What there is to say of what is copied, and wrong in a model that is quantized: what `info` says of it, in a line or two. `said`: scales
 /// beside matrices that are quantized, of which more was said.
 pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<String>) -> Vec<String> {
@@ -219,5 +234,6 @@ pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<St
     let left = problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
     let lost = unread::lost_casts(&Unread::find(input, config, &remains.tensors).lost);
     let lost = lost.map(|lost| format!("copied as they are: {lost}"));
-    left.into_iter().chain(lost).chain(copied::beside_plain(input, |name| said.contains(name))).collect()
+    let alone = scales_alone(input, &remains.tensors);
+    left.into_iter().chain(lost).chain(alone).chain(copied::beside_plain(input, |name| said.contains(name))).collect()
 }

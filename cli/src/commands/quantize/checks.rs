@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::super::dequantize::refusals;
 use super::super::describe;
-use super::plan::Plans;
+use super::plan::{Given, Plans};
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
@@ -81,27 +81,31 @@ pub fn refuse_unmatched(args: &QuantizeArgs, names: &[&str]) -> Result<(), Failu
 }
 
 /// Refuses a model of which the config says that it is quantized: there is one such entry, and engines read one dialect at a time.
-pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialect: Dialect) -> Result<(), Failure> {
+pub fn refuse_quantized(of: Given<'_>) -> Result<(), Failure> {
+    let Given { input, config, dialect, .. } = of;
     let Some(folder) = input.folder().filter(|_| dialect != Dialect::Plain && is_quantized(input, config)) else {
         return Ok(());
     };
     let method = describe::method(input, config).map(|(method, _)| method);
     let unread = Unread::find(input, config, &remains::find(input, config).tensors).codes;
+    // Something to quantize beside what is quantized.
+    let is_one = |plans: Plans| plans.weights().next().is_some();
+    let has_plain = Plans::new(Given { dialect: Dialect::Plain, ..of }).is_ok_and(is_one);
     let remedy = match refusals::all(input, config) {
         // The program's own dequantize does not read them.
         _ if !unread.is_empty() => format!(
-            "its codes are in a format that is not read here: {}, or write --dialect plain, which copies them",
-            foreign::REMEDY
+            "its codes are in a format that is not read here: {}{}",
+            foreign::REMEDY,
+            if has_plain { ", or write --dialect plain, which copies them" } else { "" }
         ),
-        Ok(()) => "dequantize it first, or for layers that are still plain write --dialect plain".into(),
+        Ok(()) if has_plain => "dequantize it first, or for layers that are still plain write --dialect plain".into(),
+        Ok(()) => "dequantize it first".into(),
         // Nor what is wrong with its matrices.
-        Err(failure) => {
-            let (why, path) = (failure.into_message(), format!("{}: ", shown(folder)));
-            format!(
-                "for layers that are still plain write --dialect plain; dequantize refuses it: {}",
-                why.strip_prefix(&path).unwrap_or(&why)
-            )
-        }
+        Err(failure) => format!(
+            "{}{}",
+            if has_plain { "for layers that are still plain write --dialect plain; " } else { "" },
+            refusals::why(failure, folder)
+        ),
     };
     Err(Failure::Use(format!(
         "{}: is quantized already ({}); {remedy}",

@@ -56,6 +56,11 @@ pub struct GivenAmax {
     not_zero: u64,
     beyond: u64,
     became_zero: u64,
+    /// The largest magnitude in a block that came back as zeros, and the least one that a block scale of this scale is not zero for.
+    in_zeros: f32,
+    least: f32,
+    blocks: u64,
+    zero_blocks: u64,
     /// Sums of squares: of the values, and of how far off they come back. Nothing in another basis, which they are not compared in.
     power: f64,
     noise: f64,
@@ -69,18 +74,32 @@ enum Loss {
     Beyond,
     Zero,
     Coarse,
+    Blocks,
 }
 
 impl GivenAmax {
     /// Those of some rows and their codes.
     pub fn of_rows(amax: f32, recipe: Recipe, x: &PlainRows, codes: &HostQuantMatrix) -> Self {
-        let none = Self { amax, reach: reach(amax, codes), least_db: least_db(recipe), ..Self::default() };
+        let none = Self {
+            amax,
+            reach: reach(amax, codes),
+            least: least(codes),
+            least_db: least_db(recipe),
+            ..Self::default()
+        };
         // By rows: a matrix in FP32 may be twice what there is of it.
         let rows = (0..x.rows()).into_par_iter();
         let of_row = |(values, back): &mut (Vec<f32>, Vec<f32>), row| {
             x.row_into(row, values);
             decode_row(codes, row, back);
             let mut found = Self { values: values.len() as u64, ..none };
+            for (values, back) in values.chunks(BLOCK).zip(back.chunks(BLOCK)) {
+                let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+                let is_zero = most > 0.0 && back.iter().all(|value| *value == 0.0);
+                found.blocks += 1;
+                found.zero_blocks += u64::from(is_zero);
+                found.in_zeros = found.in_zeros.max(if is_zero { most } else { 0.0 });
+            }
             for (value, back) in values.iter().zip(back) {
                 let size = value.abs();
                 found.largest = found.largest.max(size);
@@ -108,6 +127,10 @@ impl GivenAmax {
             not_zero: self.not_zero + other.not_zero,
             beyond: self.beyond + other.beyond,
             became_zero: self.became_zero + other.became_zero,
+            in_zeros: self.in_zeros.max(other.in_zeros),
+            least: other.least,
+            blocks: self.blocks + other.blocks,
+            zero_blocks: self.zero_blocks + other.zero_blocks,
             power: self.power + other.power,
             noise: self.noise + other.noise,
             least_db: other.least_db,
@@ -120,20 +143,31 @@ impl GivenAmax {
     }
 
     /// Where much is lost: more than [`MOST_BEYOND`] % cut off, or, of an amax larger than all of them, more than [`MOST_ZERO`] % zero, or less
-    /// left than an amax of their size leaves of any values.
+    /// left than an amax of their size leaves of any values, or blocks zero.
     fn loss(&self) -> Option<Loss> {
         let Self { amax, largest, least_db, .. } = *self;
         let coarse = self.sqnr_db().is_some_and(|db| db < least_db);
         match self.percents() {
             [cut, _] if cut > MOST_BEYOND => Some(Loss::Beyond),
             [_, zero] if zero > MOST_ZERO && amax > largest => Some(Loss::Zero),
-            _ => Some(Loss::Coarse).filter(|_| coarse && amax > largest),
+            _ if coarse && amax > largest => Some(Loss::Coarse),
+            _ => Some(Loss::Blocks).filter(|_| self.has_zero_blocks()),
         }
     }
 
     /// Whether it is said that values became zero by this amax: what else is said of zeros, and helps where none was given, is not.
     pub fn is_said_of_zeros(&self) -> bool {
-        self.loss() == Some(Loss::Zero)
+        match self.loss() {
+            Some(Loss::Zero | Loss::Blocks) => true,
+            Some(Loss::Coarse) => self.has_zero_blocks(),
+            Some(Loss::Beyond) | None => false,
+        }
+    }
+
+    /// Whether blocks became zeros of which an amax near the largest value had kept one.
+    fn has_zero_blocks(&self) -> bool {
+        let Self { amax, largest, in_zeros, least, .. } = *self;
+        amax > largest && in_zeros > least * (largest / amax)
     }
 
     /// Values beyond the amax, and those that became zero, of a hundred.
@@ -144,7 +178,8 @@ impl GivenAmax {
 
     /// A line for people where much is lost.
     fn describe(&self, name: &str, loss: Loss) -> String {
-        let Self { amax, reach, largest, values, not_zero, beyond, became_zero, least_db, .. } = *self;
+        let Self { amax, reach, largest, values, not_zero, beyond, became_zero, least_db, blocks, zero_blocks, .. } =
+            *self;
         let ([cut, _], given) = (self.percents(), float(amax));
         let found = match loss {
             Loss::Beyond => {
@@ -160,13 +195,17 @@ impl GivenAmax {
                 "the given amax {given} leaves {:.1} dB of SQNR, less than the {least_db} that one near the largest value leaves of any",
                 self.sqnr_db().unwrap_or_default()
             ),
+            Loss::Blocks => format!(
+                "all values of {zero_blocks} of its {blocks} groups became 0, and not all were, by the given amax {given}"
+            ),
         };
-        format!("{}: {found}, and the largest of them is {largest}; give an amax near it\n", named(name))
+        let whose = if loss == Loss::Blocks { "its values" } else { "them" };
+        format!("{}: {found}, and the largest of {whose} is {largest}; give an amax near it\n", named(name))
     }
 
     /// A line for several matrices of such a name.
     fn describe_all(&self, name: &str, number: usize, loss: Loss) -> String {
-        let Self { not_zero, values, beyond, became_zero, least_db, .. } = *self;
+        let Self { not_zero, values, beyond, became_zero, least_db, blocks, zero_blocks, .. } = *self;
         let [cut, _] = self.percents();
         let found = match loss {
             Loss::Beyond => format!(
@@ -179,6 +218,9 @@ impl GivenAmax {
                 format!(
                     "the given amax leaves less than the {least_db} dB of SQNR that one near the largest value leaves of any"
                 )
+            }
+            Loss::Blocks => {
+                format!("all values of {zero_blocks} of {blocks} groups became 0, and not all were, by the given amax")
             }
         };
         format!(
@@ -285,4 +327,16 @@ fn reach(amax: f32, codes: &HostQuantMatrix) -> f32 {
     let most = codes.scheme().spec().format.max() * block * codes.scales().first().copied().unwrap_or_default();
     // The scale is rounded.
     if most > amax * 1.001 { most } else { amax }
+}
+
+/// The least magnitude of the largest value of a block whose scale is not zero: half the least block scale is rounded to zero. Infinite where
+/// there are no blocks.
+fn least(codes: &HostQuantMatrix) -> f32 {
+    match codes.block_scales() {
+        [] => f32::INFINITY,
+        _ => {
+            let half = decode_block_scale(BlockScaleFormat::Ue4m3, 1) / 2.0;
+            codes.scheme().spec().format.max() * half * codes.scales().first().copied().unwrap_or_default()
+        }
+    }
 }

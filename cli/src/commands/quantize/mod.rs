@@ -49,8 +49,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         sources::refuse_output(output, &[&args.input], &read)?;
     }
     input.check_marks()?;
-    checks::refuse_quantized(&input, config.as_ref(), dialect)?;
     let of = Given { args, input: &input, config: config.as_ref(), model, dialect };
+    checks::refuse_quantized(of)?;
     let plans = Plans::new(of)?;
     // One for each place of the plans.
     let names: Vec<&str> = plans.items.iter().map(|item| item.name.as_str()).collect();
@@ -61,7 +61,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     checks::refuse_unmatched(args, &both)?;
     let idle_fuse = fuse::check(of, &plans, &both)?;
     if plans.weights().next().is_none() {
-        return Err(Failure::Use(report::nothing_to_do(args, &plans.items, &plans.tensors)));
+        return Err(Failure::Use(report::nothing_to_do(of, &plans.items, &plans.tensors)));
     }
     checks::refuse_shapes(&input, &plans)?;
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;

@@ -66,6 +66,10 @@ pub struct Plans {
 
 /// Why what belongs to codes that are not read is copied.
 const FOREIGN: &str = "of layers whose codes are in a format that is not read here";
+/// Why scales are whose codes are gone.
+const ALONE: &str = "scales of a matrix by its entry in the metadata, whose codes are not there";
+/// Why what belongs to what is left of casts is.
+pub const LOST: &str = "of layers that may hold codes of casts, whose entries in the metadata are not in the file";
 /// Why a tensor is copied that was not asked for.
 pub const NOT_ASKED_FOR: &str = "not matched by --only";
 /// Why tensors are copied by default that may be asked for.
@@ -77,6 +81,8 @@ const FP8: &str = "FP8 already";
 const NVFP4: &str = "NVFP4 already";
 const MXFP4: &str = "MXFP4 already";
 const CAST: &str = "a cast already";
+/// Why U8 is that the metadata speak of, and in another way.
+const NO_RECIPE: &str = "U8 with an entry in the metadata that is no recipe of two codes a byte";
 /// Why tensors are left out.
 const MARK: &str = "ComfyUI's mark of a layer that is quantized now";
 const OLD_MARK: &str =
@@ -151,7 +157,7 @@ impl Plans {
             Target::Cast(_) => None,
         };
         let codes = codes(input);
-        let foreign = ForeignLayers::new(input);
+        let foreign = ForeignLayers::new(input, config);
         let items = items(input, model, dialect, whole);
         let transposed = TransposedLayers::new(model, input.tensors());
         let mut tensors: Vec<_> =
@@ -401,7 +407,13 @@ fn plan(
     if input.is_scale(&item.name) {
         return Plan::Copy("scales of another tensor");
     }
+    if foreign.is_scale_alone(&item.name) {
+        return Plan::Copy(ALONE);
+    }
     // Whatever was asked for: quantized, their scales would be lost to the codes that they belong to.
+    if foreign.is_lost(&item.name) {
+        return Plan::Copy(LOST);
+    }
     if foreign.has(&item.name) {
         return Plan::Copy(FOREIGN);
     }
@@ -505,6 +517,9 @@ fn coded(input: &Checkpoint, tensor: &str, usual: &'static str) -> &'static str 
     let said = || names().filter_map(|name| input.said_scheme(name));
     let said = || said().find(|scheme| (scheme.format() == CodeFormat::E2M1) == is_packed);
     match read.or_else(said) {
+        None if is_packed && names().any(|name| input.metadata().contains_key(&[RECIPE_KEY, name].concat())) => {
+            NO_RECIPE
+        }
         Some(StoredScheme::Cast(_)) => CAST,
         Some(StoredScheme::Product(Scheme::Mxfp4)) => MXFP4,
         Some(StoredScheme::Product(_)) | None => usual,

@@ -6,15 +6,19 @@ use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::{ModelConfig, left_alone};
 use serde_json::{Value, json};
 
+use super::super::dequantize::refusals;
 use super::given::{self, GivenAmax};
 use super::items::Item;
-use super::plan::{BY_CONFIG, CODED, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED, left_out};
+use super::plan::{
+    BY_CONFIG, CODED, EXCLUDED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED, left_out,
+};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
 use crate::output::{MANY, bytes, count, named, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
+use crate::unread::{self, Unread};
 
 /// Most layers of a group that are named with each of them: of a hundred thousand that would be ten thousand million names.
 const LISTED: usize = 64;
@@ -280,7 +284,7 @@ fn at_most(median: f64, most: f64) -> String {
 }
 
 /// Why there is nothing to do: each reason with its number of tensors and an example.
-pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> String {
+pub fn nothing_to_do(Given { args, input, config, .. }: Given<'_>, items: &[Item], plans: &[Plan]) -> String {
     let copied: Vec<_> = items
         .iter()
         .zip(plans)
@@ -321,14 +325,21 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
             }
         }
     };
-    let coded = if CODED.into_iter().any(is) {
-        "; dequantize first what is in codes already (dequantize --dtype f32 keeps every value)"
-    } else {
-        ""
+    let coded = match CODED.into_iter().any(is).then(|| refusals::all(input, config)) {
+        None => String::new(),
+        Some(Ok(())) => {
+            "; dequantize first what is in codes already (dequantize --dtype f32 keeps every value)".to_string()
+        }
+        Some(Err(failure)) => {
+            format!("; what is in codes already stays so: {}", refusals::why(failure, input.path()))
+        }
     };
+    // What `info` and `dequantize` say of them.
+    let lost = is(LOST).then(|| unread::lost_casts(&Unread::find(input, config, &HashSet::new()).lost)).flatten();
+    let lost = lost.map(|lost| format!("; {lost}")).unwrap_or_default();
     let filter = only.map(|regex| format!(" that --only {regex} matches")).unwrap_or_default();
     format!(
-        "{}: no matrix to quantize{filter} among its {}{}; {remedy}{coded}",
+        "{}: no matrix to quantize{filter} among its {}{}; {remedy}{coded}{lost}",
         args.input.display(),
         count(items.len(), "tensor", "tensors"),
         reasons
