@@ -117,9 +117,15 @@ fn the_method_of_modelopts_own_file_is_named() {
     fs::write(format!("{path}/hf_quant_config.json"), hf.to_string()).unwrap();
     assert_words(&good(&["info", &path]), &["quant_method  modelopt, by hf_quant_config.json\n"]);
     assert_eq!(json(&["info", &path, "--json"])["quant_method"], "modelopt");
-    let error = bad(2, &["quantize", &path, "-o", &folder.file("out"), "--recipe", "nvfp4"]);
+    let args = ["quantize", &path, "-o", &folder.file("out"), "--recipe", "nvfp4"];
+    let error = bad(2, &args);
+    assert_words(&error, &["is quantized already (modelopt); dequantize it first"]);
+    assert!(!error.contains("--dialect plain"), "{error}");
+    // The other way is named where a layer is plain.
+    let plain: Tensor = ("l.q_proj.weight", Dtype::BF16, vec![16, 16], vec![0x3F; 512]);
+    write(&format!("{path}/model.safetensors"), &[&tensors[..], &[plain]].concat());
     assert_words(
-        &error,
+        &bad(2, &args),
         &[
             "is quantized already (modelopt); dequantize it first, or for layers that are still plain write --dialect plain",
         ],
