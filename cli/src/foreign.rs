@@ -40,7 +40,7 @@ impl<'a> ForeignLayers<'a> {
         let (of_casts, others): (Vec<_>, Vec<_>) = unread::unread_codes(input)
             .into_iter()
             .map(|tensor| tensor.name.as_str())
-            .partition(|name| casts.contains(bare(name)));
+            .partition(|name| casts.contains(unread::without_scale(name)));
         let others: HashSet<&str> = others.into_iter().map(layer).collect();
         let of_casts: HashSet<&str> = of_casts.into_iter().map(layer).filter(|layer| !others.contains(layer)).collect();
         Self {
@@ -58,7 +58,7 @@ impl<'a> ForeignLayers<'a> {
 
     /// True for what may be left of a cast, and for what is in a layer that has no other codes.
     pub fn is_lost(&self, name: &str) -> bool {
-        self.casts.contains(bare(name)) || (self.has(name) && self.of_casts.contains(layer(name)))
+        self.casts.contains(unread::without_scale(name)) || (self.has(name) && self.of_casts.contains(layer(name)))
     }
 
     /// True for a tensor of such a layer itself, of whatever type: scales in BF16 look like weights. Layers within it are their own, but for its
@@ -69,11 +69,6 @@ impl<'a> ForeignLayers<'a> {
             layer => self.layers.contains(layer) || codebook_of(layer).is_some_and(|layer| self.layers.contains(layer)),
         }
     }
-}
-
-/// The codes whose scale has this name in a cast, or the name itself.
-fn bare(name: &str) -> &str {
-    name.strip_suffix("_scale").unwrap_or(name)
 }
 
 /// The layer of a tensor; of `X.weight._data`, and of `X.weight._data._data` where quanto has two codes in a byte, it is X too.

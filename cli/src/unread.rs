@@ -110,7 +110,7 @@ impl<'a> Unread<'a> {
             let casts: HashSet<&str> = lost.iter().copied().collect();
             // Scales that are packed look like codes, too.
             codes.retain(|TensorInfo { name, .. }| {
-                !casts.contains(name.strip_suffix("_scale").unwrap_or(name)) && !casts.contains(name.as_str())
+                !casts.contains(without_scale(name)) && !casts.contains(name.as_str())
             });
         } else {
             let of_format: HashSet<&str> = codes.iter().map(|tensor| tensor.name.as_str()).collect();
@@ -118,6 +118,11 @@ impl<'a> Unread<'a> {
         }
         Self { codes, lost, are_casts }
     }
+}
+
+/// The codes whose scale has this name in a cast, or the name itself.
+pub fn without_scale(name: &str) -> &str {
+    name.strip_suffix("_scale").unwrap_or(name)
 }
 
 /// True where tensors that may be what is left of casts are such most likely: the metadata are this program's, or the order of scales is one

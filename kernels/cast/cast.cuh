@@ -31,6 +31,12 @@ __device__ __forceinline__ float load_scale(const CastGrid& grid, const u8* scal
     return grid.order == UE8M0 ? scale_of_byte(__ldg(scales + at)) : __ldg((const float*)scales + at);
 }
 
+// A scale in its place, as that order has it.
+__device__ __forceinline__ void keep_scale(u32 order, u8* place, float scale) {
+    if (order != UE8M0) *(float*)place = scale;
+    else *place = (u8)(__float_as_uint(scale) >> 23);
+}
+
 __device__ __forceinline__ void store_scale(const CastGrid& grid, u8* scales, u64 row, u64 col, float scale) {
     const u64 at = scale_index(grid, row, col);
     if (grid.order != UE8M0) ((float*)scales)[at] = scale;

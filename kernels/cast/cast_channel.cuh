@@ -5,11 +5,9 @@
 
 // What a thread has of a row: codes that are decoded as often as they are wanted, or products that are kept.
 template <u32 OF> struct Again : Sixteen<OF, true> {
-    using Half = Coded<OF>;
     __device__ __forceinline__ void open() {}
 };
 template <u32 OF> struct Kept : Sixteen<OF, true> {
-    using Half = Numbers;
     float v[2][8];
     __device__ __forceinline__ void open() {
 #pragma unroll
@@ -139,10 +137,7 @@ __device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 
             }
             const GroupScale s = cast_scale<FORMAT>(rule, __uint_as_float(of_column));
             factors[group][column / 16 * 20 + column % 16] = s.encode;
-            if (first + group < groups) {
-                if (order != UE8M0) *(float*)scale = s.scale;
-                else *scale = (u8)(__float_as_uint(s.scale) >> 23);
-            }
+            if (first + group < groups) keep_scale(order, scale, s.scale);
             scale = once(scale + step);
             clean = clean && is_factor(s.encode);
         }

@@ -129,10 +129,7 @@ struct CastTarget {
     __device__ __forceinline__ u32 bytes() const { return out.grid.order == UE8M0 ? 1 : 4; }
     __device__ __forceinline__ u8* place(u64 row, u32 group) const { return out.scales + scale_index(out.grid, row, group) * bytes(); }
     __device__ __forceinline__ u64 step(u32 groups) const { return (u64)groups * bytes() * (out.grid.order == ROW_MAJOR ? 1 : round_up4(out.grid.rows)); }
-    __device__ __forceinline__ void keep(u8* place, float scale) const {
-        if (out.grid.order != UE8M0) *(float*)place = scale;
-        else *place = (u8)(__float_as_uint(scale) >> 23);
-    }
+    __device__ __forceinline__ void keep(u8* place, float scale) const { keep_scale(out.grid.order, place, scale); }
     __device__ __forceinline__ void pad(u64, u32) const {}
 };
 
