@@ -454,7 +454,8 @@ class WrongUse(unittest.TestCase):
             for said in kernels[image]:
                 self.assertEqual(tuple(said[key] for key in keys.split()), table[said["name"].split(f"_{said['tokens']}_")[1]], said["name"])
         source = (root / "kernels/gemm/small_m_one_row.cu").read_text()
-        table = [(f"gemm_small_m_nvfp4_bf16_1_{name}_{stages}", int(pairs), int(warps), int(stages)) for name, pairs, warps, stages in re.findall(r"^SMALL_M\((\w+), (\d+), (\d+), (\d+)", source, re.M)]
+        rows = re.findall(r"^SMALL_M(_REPACKED)?\((\w+), (\d+), (\d+), (\d+)", source, re.M)
+        table = [(f"gemm_small_m_nvfp4{order.lower()}_bf16_1_{name}_{stages}", int(pairs), int(warps), int(stages)) for order, name, pairs, warps, stages in rows]
         self.assertEqual([(said["name"], said["pairs"], said["warps"], said["stages"]) for said in kernels["small_m_one_row"]], table)
         self.assertTrue(all(said["keeps_a"] and said["tokens"] == 1 for said in kernels["small_m_one_row"]))
 

@@ -16,7 +16,8 @@ use common::*;
 use guarded_weights::check_between_guards;
 use scaled_gemm::{
     Accumulation, CodeOrder, DType, Formulation, GemmArgs, GemmDesc, Handle, HostQuantMatrix, MatMut, MatRef,
-    Nvfp4Recipe, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, SmallMConfig, SmallMOperands,
+    Nvfp4Recipe, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, SmallMBlock, SmallMConfig,
+    SmallMOperands,
 };
 use small_m_weights::*;
 
@@ -37,15 +38,6 @@ fn any(rng: &mut Noise, scheme: Scheme, rows: usize, cols: usize) -> HostQuantMa
     let [r, c] = scheme.scale_grid(rows, cols);
     let scales: Vec<f32> = (0..r * c).map(|i| 0.25 + i as f32).collect();
     HostQuantMatrix::from_block_logical(scheme, rows, cols, codes, &scales, &block_scales).unwrap()
-}
-
-fn repacked(handle: &Handle, mut both: Both) -> Both {
-    let b = match &mut both {
-        Both::Quantized(ops) => &mut ops.b,
-        Both::Plain(ops) => &mut ops.b,
-    };
-    b.repack(handle, CodeOrder::Repacked).unwrap();
-    both
 }
 
 #[test]
@@ -123,6 +115,11 @@ fn each_kernel_once() {
             check_same(&handle, &mut rng, [m, 136, 1152], pair, Case { gap: 8, ..Case::new(DType::F32) }, &configs);
         }
     }
+    // One row by kernels of its own, which want four steps of each warp.
+    let own = [SmallMBlock::Four, SmallMBlock::Eight].map(|block| SmallMConfig::new(block, 1).unwrap());
+    for pair in [PAIRS[0], PAIRS[3]] {
+        check_same(&handle, &mut rng, [1, 40, 4096], pair, Case { gap: 8, ..Case::new(DType::F32) }, &own);
+    }
     let host = any(&mut rng, Scheme::Nvfp4, 24, 32768);
     let mut matrix = QuantMatrix::from_host(&handle, &host).unwrap();
     for order in [CodeOrder::Repacked, CodeOrder::Published, CodeOrder::Repacked] {
@@ -160,7 +157,7 @@ fn products_have_the_bits_of_published_codes() {
 #[test]
 fn operands_between_guards() {
     let Some(handle) = decoding() else { return };
-    let shapes = [[1, 8, 128], [9, 72, 384], [16, 136, 1152], [40, 264, 640]];
+    let shapes = [[1, 8, 128], [1, 24, 4096], [9, 72, 384], [16, 136, 1152], [40, 264, 640]];
     let lay = |both| repacked(&handle, both);
     let configs = |m, turn| one_of_each_of(SmallMOperands::E2m1Weights, m, turn);
     check_between_guards(&handle, 408, &PAIRS, &shapes, lay, configs);
@@ -171,10 +168,11 @@ fn operands_between_guards() {
 fn any_codes_and_scales_have_the_same_products() {
     let Some(handle) = decoding() else { return };
     let mut rng = Noise::new(403);
-    let (n, k) = (520, 1024);
+    // Long enough for one row's own kernels.
+    let (n, k) = (520, 2048);
     for (a, scheme) in PAIRS.into_iter().take(4) {
         let host = any(&mut rng, scheme, n, k);
-        for m in [3, 16, 40] {
+        for m in [1, 3, 16, 40] {
             let both = operands(&handle, &blocked(&mut rng, m, k), host.clone(), a);
             let (case, extras) = (Case::new(DType::F32), Extras::new(&handle, &mut rng, m, n, &[0]));
             let run = |both: &Both| -> Vec<Vec<u32>> {

@@ -1,12 +1,11 @@
-// One row of BF16 or F16 with E2M1 weights as published, on Hopper: the products of small_m_e2m1.cuh, to the same bits. There each warp loads A for itself, a step ahead, behind codes that were asked for before. Here all of the row that a
-// block multiplies lies in its shared memory, once, in the order that products take it: more codes are on their way, and A takes fewer operations and registers. Of two rows and more the copies cost what they save, and
-// of repacked codes, whose A takes few operations (H200, 2026-11, the record of one row).
+// One row of BF16 or F16 with E2M1 weights on Hopper: the products of small_m_e2m1.cuh, to the same bits. There each warp loads A for itself, a step ahead, behind codes that were asked for before. Here all of the row that a
+// block multiplies lies in its shared memory, once, in the order that products take it: more codes are on their way, and A takes fewer operations and registers. Of two rows and more the copies cost what they save (H200, 2026-11,
+// the record of one row).
 #pragma once
 #include "gemm/small_m_e2m1.cuh"
 
 template <class Number, E2m1Weights WEIGHTS, u32 PAIRS, u32 PARTS, u32 STAGES> struct SmallMOneRowConfig : SmallME2m1Config<Number, WEIGHTS, 8, PAIRS, PARTS, STAGES> {
     using Base = SmallME2m1Config<Number, WEIGHTS, 8, PAIRS, PARTS, STAGES>;
-    static_assert(!Base::REPACKED, "A in the order of published codes");
     // The row lies behind all else, 256 bytes a step of 128 columns: four groups, each of what is multiplied by one word of codes, of four chunks of 16 bytes.
     static constexpr u32 ROW = (Base::BARRIER + 16 + 127) / 128 * 128, STEP = 256, GROUP = 64;
 };
@@ -18,18 +17,20 @@ template <class C> struct SmallMOneRow : SmallME2m1<C> {
         const u8* scales;
         int left;  // columns up to k
 
-        static constexpr u32 CODES = 64, SCALES = C::NVFP4 ? 1024 : 512;
+        // Repacked, eight rows of 128 columns lie together, and k has no other steps.
+        static constexpr u32 CODES = C::REPACKED ? 512 : 64, SCALES = C::NVFP4 ? 1024 : 512;
+        __device__ __forceinline__ bool inside() const { return C::REPACKED || left > 0; }
     };
 
     __device__ __forceinline__ Ahead ahead() const {
         const u32 at = this->first + this->chunk;
-        return {this->codes + at / 2, this->scales + (u64)(at / (C::NVFP4 ? 64 : 128)) * 512, (int)(this->k - at)};
+        return {this->codes + (C::REPACKED ? this->first * 4 : at / 2), this->scales + (u64)(at / (C::NVFP4 ? 64 : 128)) * 512, (int)(this->k - at)};
     }
 
     // The next step.
     __device__ __forceinline__ void copy(Ahead& ahead, u32 slot) const {
         const u32 to = this->codes_at + slot * C::STAGE, scales_to = this->scales_at() + slot * C::STAGE;
-        const bool inside = ahead.left > 0;
+        const bool inside = ahead.inside();
         copy_16(to, ahead.codes, inside);
 #pragma unroll
         for (u32 j = 0; j < this->OTHERS; j++) copy_16(to + (j + 1) * 512, ahead.codes + this->further[j], inside);
@@ -67,7 +68,7 @@ template <class C> struct SmallMOneRow : SmallME2m1<C> {
             for (u32 j = 0; j < AT_ONCE; j++) {
                 // A lane has 32 columns of each 128, four chunks.
                 const u32 chunk = i + j * C::THREADS;
-                if (chunk < chunks) shared_store(row + chunk / 16 * C::STEP + chunk % 4 * C::GROUP + chunk / 4 % 4 * 16, pairs_of(got[j]));
+                if (chunk < chunks) shared_store(row + chunk / 16 * C::STEP + chunk % 4 * C::GROUP + chunk / 4 % 4 * 16, pairs_of<C::REPACKED>(got[j]));
             }
         }
         __syncthreads();

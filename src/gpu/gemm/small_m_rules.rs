@@ -86,7 +86,7 @@ const AS_PUBLISHED: CostOfE2m1 = CostOfE2m1 {
 };
 
 /// The same of repacked codes, at 14 shapes (the record of repacked codes): the fastest or one within 5 % of it, 0.4 % behind on average.
-const REPACKED: CostOfE2m1 = CostOfE2m1 {
+pub(super) const REPACKED: CostOfE2m1 = CostOfE2m1 {
     step: 510.0,
     warp: [40.0, 41.0],
     narrow: 1.1,

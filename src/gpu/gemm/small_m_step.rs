@@ -44,7 +44,7 @@ impl SmallMGpu {
 
     /// One row by the kernels that keep it in shared memory; `None`: it is none of those here.
     pub(crate) fn one_row(self, config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3]) -> Option<OneRow> {
-        OneRow::of(config, codes, mnk).filter(|_| self.wgmma)
+        OneRow::of(config, codes, mnk, self.sm_count).filter(|_| self.wgmma)
     }
 
     /// Which kernels that are sm_90's alone multiply such a product; `None`: none.

@@ -28,8 +28,8 @@ pub(crate) fn order_on(
     gpu: SmallMGpu,
 ) -> Vec<SmallMConfig> {
     let mut all = order(operands, codes, mnk, gpu.sm_count);
-    if gpu.wgmma && mnk[0] == 1 && operands == SmallMOperands::E2m1Weights && codes == CodeOrder::Published {
-        one_row_rules::sort(&mut all, [mnk[1], mnk[2]], gpu.sm_count);
+    if gpu.wgmma && mnk[0] == 1 && operands == SmallMOperands::E2m1Weights {
+        one_row_rules::sort(&mut all, codes, [mnk[1], mnk[2]], gpu.sm_count);
     }
     let in_memory = SmallMBlock::of(operands).flat_map(SmallMConfig::in_memory);
     all.extend(in_memory.filter(|config| gpu.check_split(*config, codes, mnk).is_ok()));

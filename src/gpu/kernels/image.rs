@@ -274,7 +274,7 @@ mod tests {
         let name = words.split(' ').next().unwrap_or(words);
         // Kernels of one row end with the steps on their way behind the block.
         let one_row = name.rsplit_once('_').filter(|(block, _)| block.contains("_1_"));
-        let name = one_row.filter(|(_, steps)| ["2", "4"].contains(steps)).map_or(name, |(block, _)| block);
+        let name = one_row.filter(|(_, steps)| ["2", "3", "4"].contains(steps)).map_or(name, |(block, _)| block);
         name.starts_with("gemm_small_m_")
             && ["_one", "_one_deep", "_two", "_four", "_eight", "_sixteen", "_narrow"]
                 .iter()
@@ -305,7 +305,7 @@ mod tests {
         for block in ["sixteen", "narrow"] {
             assert_waits_before_memory(&format!("gemm_small_m_nvfp4_bf16_8_{block}"), early.1);
         }
-        for block in ["four_2", "four_4", "narrow_2"] {
+        for block in ["four_2", "eight_3", "four_4", "narrow_2"] {
             assert_waits_before_memory(&format!("gemm_small_m_nvfp4_bf16_1_{block} of gemm/small_m_one_row"), copies.1);
         }
         assert_eq!((good.0, early.0, never.0, hasty.0), ("good", "early", "never", "hasty"));

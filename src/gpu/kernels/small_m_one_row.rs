@@ -1,5 +1,5 @@
-//! Launches of `kernels/gemm/small_m_one_row.cu`: one row of BF16 or F16 numbers with E2M1 weights as published, on Hopper. They have the bits of the kernels of `small_m_e2m1.cu` of as many parts of k, and take their place where
-//! [`OneRow::of`] says so.
+//! Launches of `kernels/gemm/small_m_one_row.cu`: one row of BF16 or F16 numbers with E2M1 weights, on Hopper. They have the bits of the kernels of `small_m_e2m1.cu` and `small_m_repacked.cu` of as many parts of k, and take
+//! their place where [`OneRow::of`] says so, and in chains where [`OneRow::link_of`] does.
 
 use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue};
@@ -32,10 +32,26 @@ const TABLE: [Row; 4] = [
     row(SmallMBlock::Narrow, 2, 2),
 ];
 
+/// The same of repacked codes.
+const REPACKED: [Row; 4] = [
+    row(SmallMBlock::Four, 2, 6),
+    row(SmallMBlock::Four, 4, 6),
+    row(SmallMBlock::Eight, 2, 3),
+    row(SmallMBlock::Eight, 3, 3),
+];
+
+fn table(codes: CodeOrder) -> &'static [Row] {
+    match codes {
+        CodeOrder::Published => &TABLE,
+        CodeOrder::Repacked => &REPACKED,
+    }
+}
+
 /// A product by one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OneRow {
     config: SmallMConfig,
+    codes: CodeOrder,
     stages: usize,
     /// Dynamic shared memory in bytes, and blocks on a multiprocessor.
     shared: u32,
@@ -49,26 +65,38 @@ pub(crate) struct OneRow {
 const SHARED: usize = 228 << 10;
 
 impl OneRow {
-    /// That of m rows in this configuration, of weights in this order, on a GPU that has these kernels. `None`: other kernels multiply it, as they do where the row leaves no room for two blocks on a multiprocessor.
-    pub(crate) fn of(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3]) -> Option<Self> {
-        let taken = m == 1 && codes == CodeOrder::Published && config.block().operands() == SmallMOperands::E2m1Weights;
-        let row = TABLE.iter().find(|row| taken && row.block == config.block())?;
-        Some(Self::by(row, config, [n, k])).filter(|one| one.residents >= 2)
+    /// That of m rows in this configuration, of weights in this order, on a GPU that has these kernels, and so many multiprocessors. `None`: other kernels multiply it, as they do where the row leaves no room for two blocks on a
+    /// multiprocessor.
+    pub(crate) fn of(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3], sm_count: usize) -> Option<Self> {
+        let one = Self::first(config, codes, [n, k]).filter(|_| m == 1)?;
+        (codes == CodeOrder::Published || one.pays(sm_count)).then_some(one)
     }
 
-    fn by(row: &Row, config: SmallMConfig, [n, k]: [usize; 2]) -> Self {
+    /// That which may take a configuration's place, with the fewest steps on their way.
+    pub(crate) fn first(config: SmallMConfig, codes: CodeOrder, nk: [usize; 2]) -> Option<Self> {
+        let row = table(codes).iter().find(|row| row.block == config.block())?;
+        Some(Self::by(row, config, codes, nk)).filter(|one| one.residents >= 2)
+    }
+
+    fn by(row: &Row, config: SmallMConfig, codes: CodeOrder, [n, k]: [usize; 2]) -> Self {
         let (block, split, steps) = (row.block, config.split() as usize, k.div_ceil(128));
         // Mirror of `SmallMOneRowConfig`: the row behind all else, in whole lines; of uneven parts of k a block may have the longest.
         let own = block.shared_with_stages(row.stages, 8) as usize - 128;
         let shared = 128 + own.next_multiple_of(128) + steps.div_ceil(split) * 256;
         Self {
             config,
+            codes,
             stages: row.stages,
             shared: shared as u32,
             residents: row.residents.min(SHARED / (shared + 1024)),
             tiles: block.tiles(n),
             steps: steps.div_ceil(split * block.parts()),
         }
+    }
+
+    /// Of repacked codes: with a step or two for each warp the copies of A cost more than they save.
+    pub(crate) fn is_long(&self) -> bool {
+        self.steps >= 4
     }
 
     /// Blocks of it on a multiprocessor.
@@ -80,24 +108,82 @@ impl OneRow {
         self.tiles * self.config.split() as usize
     }
 
-    /// The same as a link of a chain: with all steps on their way before the wait, where all blocks run at once so (H200, 2026-11, the record of one row: `nvfp4`, 7168 x 2048 4.4 us for 5.5, 4096 x 4096 4.6 for 5.9).
-    fn in_chain(self, [n, k]: [usize; 2], sm_count: usize) -> Self {
-        let deep = TABLE.iter().rev().find(|row| row.block == self.config.block() && row.stages > self.stages);
-        let deep = deep.filter(|row| (self.stages + 1..=row.stages).contains(&self.steps));
-        let deep = deep.map(|row| Self::by(row, self.config, [n, k]));
-        deep.filter(|deep| deep.blocks() <= deep.residents * sm_count).unwrap_or(self)
+    fn at_once(&self, sm_count: usize) -> bool {
+        self.blocks() <= self.residents * sm_count
     }
 
-    /// Whether it releases the next kernel behind its wait: as other blocks do, and with up to four steps, of which half or more are on their way by then (`nvfp4`, 4096 x 7168 in two parts of `eight` 7.3 us for 8.8; of
-    /// 8192 x 8192 in two parts of `four`, with eight steps, 16.2 for 14.3).
+    /// Of repacked codes: whether it is faster than the kernel whose place it takes, outside of chains. A is read in few operations there, and each block copies its row: with few steps for each warp, or where many blocks with some
+    /// more share a multiprocessor, that costs more (H200, 2026-11, the record of one row of repacked codes: 24576 x 1536 9.4 us for 9.0, 10240 x 5120 in two parts of `four` 11.5 for 11.1; 7168 x 2048 5.2 for 5.9).
+    fn pays(&self, sm_count: usize) -> bool {
+        let few = self.config.split() == 1 || self.blocks() <= 3 * sm_count;
+        self.is_long() && (few || self.steps >= 6)
+    }
+
+    /// How one row is multiplied as a link of a chain, in a configuration of as many parts of k, whose sums have the same bits. `None`: as [`SmallMConfig::in_chain`] says.
+    pub(super) fn link_of(
+        config: SmallMConfig,
+        codes: CodeOrder,
+        [m, n, k]: [usize; 3],
+        sm_count: usize,
+    ) -> Option<Self> {
+        match codes {
+            _ if m != 1 => None,
+            CodeOrder::Published => Some(Self::first(config, codes, [n, k])?.in_chain([n, k], sm_count)),
+            CodeOrder::Repacked => Self::repacked_link(config, [n, k], sm_count),
+        }
+    }
+
+    /// The same with more steps on their way, if that kernel is there.
+    fn deep(&self, nk: [usize; 2]) -> Option<Self> {
+        let more = |row: &&Row| row.block == self.config.block() && row.stages > self.stages;
+        let deep = table(self.codes).iter().rev().find(more)?;
+        Some(Self::by(deep, self.config, self.codes, nk)).filter(|deep| deep.residents >= 2)
+    }
+
+    /// Of published codes: with all steps on their way before the wait, where all blocks run at once so (H200, 2026-11, the record of one row: `nvfp4`, 7168 x 2048 4.4 us for 5.5, 4096 x 4096 4.6 for 5.9).
+    fn in_chain(self, nk: [usize; 2], sm_count: usize) -> Self {
+        let all = |deep: &Self| (self.stages + 1..=deep.stages).contains(&self.steps);
+        self.deep(nk).filter(|deep| all(deep) && deep.at_once(sm_count)).unwrap_or(self)
+    }
+
+    /// Of repacked codes, whose other kernels have one step on its way before the wait. Made from all configurations at 15 shapes, and judged on 8 others (H200, 2026-11, the record of one row of repacked codes): 0.90 of the time
+    /// of before, 8192 x 8192 11.1 us for 12.8, 3072 x 7168 5.6 for 8.6, 7168 x 2048 4.1 for 5.7.
+    fn repacked_link(config: SmallMConfig, nk: [usize; 2], sm_count: usize) -> Option<Self> {
+        use SmallMBlock::{Eight, Four, Narrow, Sixteen};
+        let of = |block, split| Self::first(SmallMConfig::new(block, split).ok()?, CodeOrder::Repacked, nk);
+        // As many on each multiprocessor, or nearly.
+        let evenly = |blocks: usize| 5 * blocks >= 4 * blocks.div_ceil(sm_count) * sm_count;
+        match (config.block(), config.split()) {
+            (Four, 1) => {
+                let one = of(Four, 1).filter(|one| one.pays(sm_count))?;
+                Some(one.deep(nk).filter(|_| one.steps <= 8).unwrap_or(one))
+            }
+            (Four, 2) | (Eight, 1) => {
+                let one = of(Eight, 1).filter(|one| one.steps >= 2)?;
+                if !evenly(one.blocks()) {
+                    return of(Four, 2);
+                }
+                let deep = one.deep(nk).filter(|deep| one.steps >= 4 && deep.at_once(sm_count));
+                Some(deep.unwrap_or(one))
+            }
+            // Half as many rows a block are faster where all run at once, as `SmallMConfig::in_chain` has it, and blocks of sixteen warps where each multiprocessor has one.
+            (Eight, 2) if Narrow.tiles(nk[0]) <= Narrow.residents(1) * sm_count => None,
+            (Sixteen, 1) if 6 * Sixteen.tiles(nk[0]) >= 5 * sm_count => None,
+            (Eight, 2) | (Four, 4) | (Sixteen, 1) => of(Eight, 2).filter(|one| one.steps >= 3),
+            _ => None,
+        }
+    }
+
+    /// Whether it releases the next kernel behind its wait: repacked links, which are taken where that is the fastest; others as other blocks do, and with up to four steps, of which half or more are on their way by then
+    /// (`nvfp4`, 4096 x 7168 in two parts of `eight` 7.3 us for 8.8; of 8192 x 8192 in two parts of `four`, with eight steps, 16.2 for 14.3).
     fn releases(&self, sm_count: usize) -> bool {
-        let rounds = self.blocks() > self.residents * sm_count;
-        rounds || self.steps <= 4 || leaves_room(self.blocks(), self.residents, sm_count)
+        let always = self.codes == CodeOrder::Repacked || !self.at_once(sm_count);
+        always || self.steps <= 4 || leaves_room(self.blocks(), self.residents, sm_count)
     }
 
     /// How it is enqueued as a link of a chain.
-    pub(super) fn link(&self, nk: [usize; 2], sm_count: usize) -> (SmallMConfig, u32) {
-        (self.config, u32::from(self.in_chain(nk, sm_count).releases(sm_count)))
+    pub(super) fn place(&self, sm_count: usize) -> (SmallMConfig, u32) {
+        (self.config, u32::from(self.releases(sm_count)))
     }
 }
 
@@ -113,13 +199,10 @@ pub(super) struct SmallMOneRowKernels {
 impl SmallMOneRowKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let file = modules.file("gemm/small_m_one_row")?;
-        let published = |weights: SmallMWeights| {
-            weights.operands() == SmallMOperands::E2m1Weights && weights.code_order() == CodeOrder::Published
-        };
         let mut all = Vec::new();
-        for serves in SmallMWeights::served().filter(|(weights, _)| published(*weights)) {
-            for row in &TABLE {
-                // As much as two blocks of a multiprocessor have, which is the most that `OneRow::of` takes.
+        for serves in SmallMWeights::served().filter(|(weights, _)| weights.operands() == SmallMOperands::E2m1Weights) {
+            for row in table(serves.0.code_order()) {
+                // As much as two blocks of a multiprocessor have, which is the most that `OneRow` takes.
                 let kernel = file.kernel_with_shared(&name(row, serves), (SHARED / 2 - 1024) as u32)?;
                 all.push((row.block, row.stages, serves, kernel));
             }
@@ -137,7 +220,6 @@ impl Kernels {
         place: &InChain,
         one: OneRow,
     ) -> Result<()> {
-        let one = if place.link { one.in_chain([call.n, call.k], self.sm_count) } else { one };
         let (block, split, serves) = (one.config.block(), one.config.split(), (call.weights, call.a_type));
         tracing::trace!(%block, stages = one.stages, loads_early = place.loads_early, "one row");
         let kernels = &self.small_m(stream)?.3;
@@ -159,23 +241,44 @@ mod tests {
 
     fn of(block: SmallMBlock, split: u32, nk: [usize; 2]) -> OneRow {
         let config = SmallMConfig::new(block, split).unwrap();
-        OneRow::of(config, CodeOrder::Published, [1, nk[0], nk[1]]).unwrap()
+        OneRow::of(config, CodeOrder::Published, [1, nk[0], nk[1]], H200).unwrap()
+    }
+
+    fn repacked(block: SmallMBlock, split: u32, nk: [usize; 2]) -> Option<OneRow> {
+        let config = SmallMConfig::new(block, split).unwrap();
+        OneRow::of(config, CodeOrder::Repacked, [1, nk[0], nk[1]], H200)
+    }
+
+    /// Block, split, steps on their way of a link.
+    fn link(codes: CodeOrder, block: SmallMBlock, split: u32, nk: [usize; 2]) -> Option<(SmallMBlock, u32, usize)> {
+        let config = SmallMConfig::new(block, split).unwrap();
+        let link = OneRow::link_of(config, codes, [1, nk[0], nk[1]], H200)?;
+        assert_eq!(link.config.block().parts() as u32 * link.config.split(), block.parts() as u32 * split);
+        assert!(link.residents >= 2 && link.shared as usize <= SHARED / 2 - 1024);
+        Some((link.config.block(), link.config.split(), link.stages))
     }
 
     #[test]
-    fn the_kernels_are_those_of_the_table() {
-        let rows: Vec<_> = SOURCE
-            .lines()
-            .filter_map(|line| Some(line.strip_prefix("SMALL_M(")?.strip_suffix(')')?.to_string()))
-            .collect();
-        let of = |row: &Row| {
-            let (pairs, warps) = (if row.block == SmallMBlock::Narrow { 1 } else { 2 }, row.block.parts());
-            format!("{}, {pairs}, {warps}, {}, {}", row.block, row.stages, row.residents)
-        };
-        assert_eq!(rows, TABLE.iter().map(of).collect::<Vec<_>>());
+    fn the_kernels_are_those_of_the_tables() {
+        for (codes, words) in [(CodeOrder::Published, "SMALL_M("), (CodeOrder::Repacked, "SMALL_M_REPACKED(")] {
+            let rows: Vec<_> = SOURCE
+                .lines()
+                .filter_map(|line| Some(line.strip_prefix(words)?.strip_suffix(')')?.to_string()))
+                .collect();
+            let of = |row: &Row| {
+                let (pairs, warps) = (if row.block == SmallMBlock::Narrow { 1 } else { 2 }, row.block.parts());
+                format!("{}, {pairs}, {warps}, {}, {}", row.block, row.stages, row.residents)
+            };
+            assert_eq!(rows, table(codes).iter().map(of).collect::<Vec<_>>());
+        }
         assert!(SOURCE.contains("EACH_E2M1_WEIGHTS(SMALL_M_ONE_ROW_KERNEL, __VA_ARGS__)"));
-        let name = name(&TABLE[1], (SmallMWeights::Mxfp4, DType::Bf16));
-        assert_eq!(name, "gemm_small_m_mxfp4_bf16_1_four_4");
+        assert!(SOURCE.contains("EACH_REPACKED_WEIGHTS(SMALL_M_ONE_ROW_KERNEL, __VA_ARGS__)"));
+        let names = [
+            (&TABLE[1], (SmallMWeights::Mxfp4, DType::Bf16)),
+            (&REPACKED[3], (SmallMWeights::Nvfp4Repacked, DType::F16)),
+        ];
+        let names = names.map(|(row, serves)| name(row, serves));
+        assert_eq!(names, ["gemm_small_m_mxfp4_bf16_1_four_4", "gemm_small_m_nvfp4_repacked_f16_1_eight_3"]);
     }
 
     #[test]
@@ -185,40 +288,59 @@ mod tests {
         assert_eq!([of(Four, 1, [8, 32]).shared, of(Four, 1, [8, 256]).shared], [128 + 24704 + 256, 128 + 24704 + 512]);
         assert_eq!(of(Four, 8, [8, 18944]).shared, 128 + 24704 + 19 * 256);
         // As a static_assert of the kernels says.
-        let config = |block| SmallMConfig::new(block, 1).unwrap();
-        let begins = TABLE.map(|row| OneRow::by(&row, config(row.block), [8, 32]).shared - 128 - 256);
-        assert_eq!(begins, [24704, 45184, 49280, 49280]);
+        let begins = |codes| {
+            let of = |row: &Row| OneRow::by(row, SmallMConfig::new(row.block, 1).unwrap(), codes, [8, 32]).shared;
+            table(codes).iter().map(|row| of(row) - 128 - 256).collect::<Vec<_>>()
+        };
+        assert_eq!(begins(CodeOrder::Published), [24704, 45184, 49280, 49280]);
+        assert_eq!(begins(CodeOrder::Repacked), [24704, 45184, 49280, 69760]);
         assert_eq!([Four, Eight, Narrow].map(|block| of(block, 1, [4096, 2048]).residents), [6, 3, 2]);
         assert_eq!([Four, Eight, Narrow].map(|block| of(block, 1, [4096, 18944]).residents), [3, 2, 2]);
-        for row in &TABLE {
-            for split in SmallMConfig::SPLITS {
-                let config = SmallMConfig::new(row.block, split).unwrap();
-                let fits = |k| OneRow::of(config, CodeOrder::Published, [1, 4096, k]);
-                // The longest k that is taken, and how much that is of half a multiprocessor.
-                let last = (1..4096).rev().find(|steps| fits(steps * 128).is_some()).unwrap();
-                let taken = fits(last * 128).unwrap();
-                assert!(taken.residents >= 2 && taken.shared as usize <= SHARED / 2 - 1024);
-                assert!(fits((last + 1) * 128).is_none() && last >= 200 * split as usize, "{config}: {last}");
-                assert!((1..=last).all(|steps| fits(steps * 128).is_some()));
+        for codes in CodeOrder::ALL {
+            for row in table(codes) {
+                for split in SmallMConfig::SPLITS {
+                    let config = SmallMConfig::new(row.block, split).unwrap();
+                    let fits = |k| OneRow::first(config, codes, [4096, k]);
+                    // The longest k that is taken, and how much that is of half a multiprocessor.
+                    let last = (1..4096).rev().find(|steps| fits(steps * 128).is_some()).unwrap();
+                    let taken = fits(last * 128).unwrap();
+                    assert!(taken.residents >= 2 && taken.shared as usize <= SHARED / 2 - 1024);
+                    assert!(fits((last + 1) * 128).is_none() && last >= 200 * split as usize, "{config}: {last}");
+                    assert!((1..=last).all(|steps| fits(steps * 128).is_some()));
+                }
             }
         }
     }
 
     #[test]
-    fn only_one_row_of_published_codes() {
+    fn only_one_row() {
         let config = |block| SmallMConfig::new(block, 1).unwrap();
-        let taken = |block, codes, m| OneRow::of(config(block), codes, [m, 4096, 7168]).is_some();
+        let taken = |block, codes, m| OneRow::of(config(block), codes, [m, 4096, 7168], H200).is_some();
         for block in SmallMBlock::ALL {
-            let has = [SmallMBlock::Four, SmallMBlock::Eight, SmallMBlock::Narrow].contains(&block);
-            assert_eq!(taken(block, CodeOrder::Published, 1), has, "{block}");
-            assert!(!taken(block, CodeOrder::Published, 2) && !taken(block, CodeOrder::Repacked, 1), "{block}");
+            let published = table(CodeOrder::Published).iter().any(|row| row.block == block);
+            let repacked = [SmallMBlock::Four, SmallMBlock::Eight].contains(&block);
+            assert_eq!(taken(block, CodeOrder::Published, 1), published, "{block}");
+            assert_eq!(taken(block, CodeOrder::Repacked, 1), repacked, "{block}");
+            assert!(CodeOrder::ALL.into_iter().all(|codes| !taken(block, codes, 2)), "{block}");
+            let two = |codes| OneRow::link_of(config(block), codes, [2, 4096, 7168], H200);
+            assert!(CodeOrder::ALL.into_iter().all(|codes| two(codes).is_none()), "{block}");
         }
+    }
+
+    /// Of repacked codes four steps of each warp, six where blocks of parts share a multiprocessor by more than three.
+    #[test]
+    fn repacked_codes_are_taken_where_that_pays() {
+        use SmallMBlock::{Eight, Four};
+        let taken = |block, split, nk| repacked(block, split, nk).is_some();
+        assert!(taken(Four, 1, [24576, 2048]) && !taken(Four, 1, [24576, 1536]));
+        assert!(taken(Eight, 1, [4096, 4096]) && !taken(Eight, 1, [7168, 2048]));
+        assert!(taken(Four, 2, [6144, 4096]) && !taken(Four, 2, [10240, 5120]) && taken(Four, 2, [10240, 8192]));
     }
 
     #[test]
     fn links_have_all_on_their_way_where_they_run_at_once() {
         use SmallMBlock::{Eight, Four, Narrow};
-        let stages = |block, split, nk| of(block, split, nk).in_chain(nk, H200).stages;
+        let stages = |block, split, nk| link(CodeOrder::Published, block, split, nk).unwrap().2;
         assert_eq!([stages(Four, 1, [7168, 2048]), stages(Four, 2, [4096, 4096])], [4, 4]);
         // Two steps, five steps, three rounds; and blocks that have no other.
         assert_eq!(
@@ -226,7 +348,10 @@ mod tests {
             [2; 3]
         );
         assert_eq!([stages(Eight, 1, [4096, 4096]), stages(Narrow, 1, [2112, 7168])], [2; 2]);
-        let releases = |block, split, nk| of(block, split, nk).link(nk, H200).1;
+        let releases = |block, split, nk: [usize; 2]| {
+            let config = SmallMConfig::new(block, split).unwrap();
+            OneRow::link_of(config, CodeOrder::Published, [1, nk[0], nk[1]], H200).unwrap().place(H200).1
+        };
         assert_eq!(
             [releases(Eight, 2, [4096, 7168]), releases(Four, 1, [7168, 2048]), releases(Four, 1, [57344, 8192])],
             [1; 3]
@@ -237,5 +362,33 @@ mod tests {
             [0; 3]
         );
         assert_eq!(releases(Eight, 1, [4096, 7168]), 1, "a place for each");
+    }
+
+    /// Each is the fastest of as many parts of k, or within 5 % of it (H200, 2026-11, the record of one row of repacked codes).
+    #[test]
+    fn repacked_links_are_those_that_were_fastest() {
+        use SmallMBlock::{Eight, Four, Narrow, Sixteen};
+        let cases = [
+            ((Four, 1, [7168, 2048]), Some((Four, 1, 4))),
+            ((Four, 1, [14336, 4096]), Some((Four, 1, 4))),
+            ((Four, 1, [57344, 8192]), Some((Four, 1, 2))),
+            ((Four, 1, [24576, 1536]), None),
+            ((Eight, 1, [4096, 4096]), Some((Eight, 1, 3))),
+            ((Eight, 1, [8192, 8192]), Some((Eight, 1, 3))),
+            ((Eight, 1, [8192, 28672]), Some((Eight, 1, 2))),
+            ((Four, 2, [10240, 5120]), Some((Eight, 1, 2))),
+            ((Four, 2, [5120, 8192]), Some((Four, 2, 2))),
+            ((Four, 2, [6144, 4096]), Some((Four, 2, 2))),
+            ((Four, 2, [4096, 128]), None),
+            ((Four, 4, [5120, 25600]), Some((Eight, 2, 2))),
+            ((Eight, 2, [4096, 7168]), None),
+            ((Sixteen, 1, [4096, 7168]), None),
+            ((Sixteen, 1, [3072, 7168]), Some((Eight, 2, 2))),
+            ((Narrow, 2, [2112, 7168]), None),
+            ((Four, 8, [576, 7168]), None),
+        ];
+        for ((block, split, nk), want) in cases {
+            assert_eq!(link(CodeOrder::Repacked, block, split, nk), want, "{block}, {split}, {nk:?}");
+        }
     }
 }

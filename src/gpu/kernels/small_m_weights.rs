@@ -337,9 +337,10 @@ impl Kernels {
 
     fn small_m_weights_pass(&self, stream: &Queue, call: &SmallMWeightsCall<'_>) -> Result<()> {
         let (mnk, all) = ([call.m, call.n, call.k], [call.codes, call.scales.unwrap_or(call.codes)]);
-        let one_row = OneRow::of(call.config, call.weights.code_order(), mnk).filter(|_| self.on_hopper());
-        let as_link = || match &one_row {
-            Some(one) => Some(one.link([call.n, call.k], self.sm_count)),
+        let (codes, here) = (call.weights.code_order(), self.on_hopper());
+        let linked = OneRow::link_of(call.config, codes, mnk, self.sm_count).filter(|_| here);
+        let as_link = || match &linked {
+            Some(one) => Some(one.place(self.sm_count)),
             None => call.config.in_chain(mnk, self.sm_count),
         };
         let place = match call.a_is_made {
@@ -348,6 +349,8 @@ impl Kernels {
         };
         let (block, split, serves) = (place.config.block(), place.config.split(), (call.weights, call.a_type));
         let kernels = self.small_m_weights(stream)?;
+        let one_row =
+            if place.link { linked } else { OneRow::of(call.config, codes, mnk, self.sm_count).filter(|_| here) };
         if let Some(one) = one_row {
             return self.small_m_one_row(stream, call, &place, one);
         }
