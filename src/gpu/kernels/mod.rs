@@ -40,6 +40,7 @@ mod sm90_config;
 mod sm90_groups;
 mod sm90_maps;
 mod small_m;
+mod small_m_chain;
 mod small_m_codes;
 mod small_m_config;
 mod small_m_end;

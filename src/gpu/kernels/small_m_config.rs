@@ -313,59 +313,6 @@ impl SmallMConfig {
     }
 }
 
-impl SmallMConfig {
-    /// How this product is enqueued as a link of a chain: in which configuration, of as many parts of k, so that sums have the same order; and with how
-    /// many stages left it releases the next kernel (E4M3; E2M1: 1, behind its wait), 0 where it does not. `None`: as elsewhere, not as a link.
-    ///
-    /// A kernel needs some one and a half microseconds from its release to its first load. Released earlier, it takes the memory from the one that
-    /// runs, and both wait longer; what it loads before its wait is a part of a ring of stages. Made from all configurations at 5 shapes and m of 1, 8 and 16, of E2M1 weights 1 and 16 (H200, 2026-11,
-    /// the records of chains and of ends): 9.0 us become 7.9 at 4096 x 7168 in FP8, where blocks of one warpgroup take 8.3.
-    pub(super) fn in_chain(self, [m, n, k]: [usize; 3], sm_count: usize) -> Option<(Self, u32)> {
-        let steps = |config: Self| k.div_ceil(128) / (config.split as usize * config.block.parts());
-        let blocks = |config: Self| config.block.tiles(n) * config.split as usize;
-        match self.block {
-            SmallMBlock::One | SmallMBlock::OneDeep | SmallMBlock::Two => {
-                let two = Self { block: SmallMBlock::Two, split: self.split / 2 };
-                let deep = if m <= 8 { 8 } else { 7 };
-                let wider = self.block != SmallMBlock::Two && self.split >= 2;
-                let config =
-                    if wider && steps(two) >= deep && leaves_room(blocks(two), two.block.residents(m), sm_count) {
-                        two
-                    } else {
-                        self
-                    };
-                let left = match config.block {
-                    SmallMBlock::OneDeep => 3,
-                    // Of 7168 x 2048 and 2112 x 7168, say, and of 32 stages; of 14 and 16 four are better.
-                    SmallMBlock::Two if steps(config) <= 8 || (m <= 8 && steps(config) > 16) => 5,
-                    _ => 4,
-                };
-                leaves_room(blocks(config), config.block.residents(m), sm_count).then_some((config, left))
-            }
-            // These begin as other kernels do.
-            SmallMBlock::Tile | SmallMBlock::TileE4m3 => None,
-            SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Sixteen | SmallMBlock::Narrow => {
-                // Of half as many rows each, where all of them run at once (`nvfp4`, 4096 x 7168, m = 1: 8.6 us for 9.7). They read A twice as often, of 16 rows at a loss.
-                let narrow = Self { block: SmallMBlock::Narrow, split: self.split / 2 };
-                let at_once = m <= 2 && blocks(narrow) <= SmallMBlock::Narrow.residents(m) * sm_count;
-                let config = if self.block == SmallMBlock::Eight && self.split == 2 && at_once { narrow } else { self };
-                let places = config.block.residents(m);
-                let rounds = blocks(config) > places * sm_count;
-                let releases = rounds || steps(config) <= 2 || leaves_room(blocks(config), places, sm_count);
-                Some((config, u32::from(releases)))
-            }
-        }
-    }
-}
-
-/// Whether the blocks of the next kernel find places on the multiprocessors, which have so many each, as evenly as those of this one: beside all of them, or
-/// where each of them ends. Else those that come early stand together on some multiprocessors, which end late (H200, 2026-11: 10240 x 8192 in FP8 27.1 us for
-/// 22.5, m = 1; BF16 x `nvfp4` 35.0 for 31.2, m = 16).
-pub(super) fn leaves_room(blocks: usize, places: usize, sm_count: usize) -> bool {
-    let each = blocks.div_ceil(sm_count);
-    (each == places || 2 * each <= places) && 6 * blocks >= 5 * each * sm_count
-}
-
 impl std::fmt::Display for SmallMConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, k split by {}", self.block, self.split)
@@ -429,48 +376,6 @@ mod tests {
             }),
             [[1, 4, 4, 1], [2, 4, 8, 1], [3, 8, 12, 2]]
         );
-    }
-
-    /// The same parts of k, in the same order; and what was measured to be best.
-    #[test]
-    fn links_have_the_same_sums() {
-        use SmallMBlock::{Eight, Four, Narrow, One, OneDeep, Tile, Two};
-        let config = |block, split| SmallMConfig::new(block, split).unwrap();
-        let parts = |config: SmallMConfig| config.block().parts() * config.split() as usize;
-        for operands in [SmallMOperands::Fp8, SmallMOperands::E2m1Weights] {
-            for (all, mnk) in [[1, 4096, 7168], [16, 7168, 2048], [8, 57344, 8192], [1, 8, 16], [32, 2112, 7168]]
-                .into_iter()
-                .flat_map(|mnk| SmallMConfig::all(operands).map(move |config| (config, mnk)))
-            {
-                let Some((link, _)) = all.in_chain(mnk, 132) else { continue };
-                assert_eq!((parts(link), link.block().operands()), (parts(all), operands), "{all}");
-            }
-        }
-        let of = |block, split, mnk| config(block, split).in_chain(mnk, 132);
-        assert_eq!(of(One, 4, [1, 4096, 7168]), Some((config(Two, 2), 4)));
-        assert_eq!(of(Two, 2, [16, 4096, 7168]), Some((config(Two, 2), 4)));
-        assert_eq!(of(Two, 1, [16, 7168, 2048]), Some((config(Two, 1), 5)));
-        assert_eq!(of(One, 4, [16, 7168, 2048]), Some((config(One, 4), 4)));
-        assert_eq!([1, 16].map(|m| of(One, 8, [m, 2112, 7168]).unwrap().0), [config(One, 8), config(Two, 4)]);
-        assert_eq!(
-            [1, 16].map(|m| of(OneDeep, 2, [m, 8192, 8192]).unwrap()),
-            [(config(Two, 1), 5), (config(Two, 1), 4)]
-        );
-        assert_eq!(of(OneDeep, 2, [1, 57344, 8192]), None, "many rounds of blocks");
-        // 160 blocks, 384 in places for 528.
-        assert_eq!([of(OneDeep, 2, [1, 10240, 8192]), of(One, 1, [1, 24576, 1536])], [None; 2]);
-        assert_eq!(of(One, 1, [1, 32768, 512]), Some((config(One, 1), 4)));
-        assert_eq!(
-            [2, 3].map(|m| of(Eight, 2, [m, 4096, 7168])),
-            [Some((config(Narrow, 1), 1)), Some((config(Eight, 2), 0))]
-        );
-        assert_eq!(of(Eight, 2, [1, 4096, 4096]), Some((config(Narrow, 1), 1)));
-        assert_eq!(of(Eight, 2, [1, 7168, 2048]), Some((config(Eight, 2), 1)), "more than run at once");
-        assert_eq!(of(Eight, 1, [1, 4096, 7168]).unwrap().0, config(Eight, 1), "half as many parts");
-        assert_eq!(of(Four, 1, [16, 10240, 8192]), Some((config(Four, 1), 0)));
-        assert_eq!(of(Four, 1, [16, 24576, 1536]), Some((config(Four, 1), 1)), "many rounds of blocks");
-        assert_eq!(of(Four, 2, [16, 7168, 2048]), Some((config(Four, 2), 1)));
-        assert_eq!(of(Tile, 4, [32, 7168, 2048]), None);
     }
 
     #[test]

@@ -5,8 +5,9 @@ use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue};
 use super::module::Modules;
 use super::small_m::InChain;
+use super::small_m_chain::finds_places;
 use super::small_m_codes::SmallMWeights;
-use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, leaves_room};
+use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 use super::small_m_weights::{SmallMWeightsCall, no_such_kernel};
 use crate::error::Result;
 use crate::format::{CodeOrder, DType};
@@ -113,7 +114,7 @@ impl OneRow {
     }
 
     /// Of repacked codes: whether it is faster than the kernel whose place it takes, outside of chains. A is read in few operations there, and each block copies its row: with few steps for each warp, or where many blocks with some
-    /// more share a multiprocessor, that costs more (H200, 2026-11, the record of one row of repacked codes: 24576 x 1536 9.4 us for 9.0, 10240 x 5120 in two parts of `four` 11.5 for 11.1; 7168 x 2048 5.2 for 5.9).
+    /// more share a multiprocessor, that costs more (H200, 2026-11, the record of links: 24576 x 1536 9.4 us for 9.0, 10240 x 5120 in two parts of `four` 11.5 for 11.1; 7168 x 2048 5.2 for 5.9).
     fn pays(&self, sm_count: usize) -> bool {
         let few = self.config.split() == 1 || self.blocks() <= 3 * sm_count;
         self.is_long() && (few || self.steps >= 6)
@@ -146,7 +147,7 @@ impl OneRow {
         self.deep(nk).filter(|deep| all(deep) && deep.at_once(sm_count)).unwrap_or(self)
     }
 
-    /// Of repacked codes, whose other kernels have one step on its way before the wait. Made from all configurations at 15 shapes, and judged on 8 others (H200, 2026-11, the record of one row of repacked codes): 0.90 of the time
+    /// Of repacked codes, whose other kernels have one step on its way before the wait. Made from all configurations at 15 shapes, and judged on 8 others (H200, 2026-11, the record of links): 0.90 of the time
     /// of before, 8192 x 8192 11.1 us for 12.8, 3072 x 7168 5.6 for 8.6, 7168 x 2048 4.1 for 5.7.
     fn repacked_link(config: SmallMConfig, nk: [usize; 2], sm_count: usize) -> Option<Self> {
         use SmallMBlock::{Eight, Four, Narrow, Sixteen};
@@ -178,7 +179,7 @@ impl OneRow {
     /// (`nvfp4`, 4096 x 7168 in two parts of `eight` 7.3 us for 8.8; of 8192 x 8192 in two parts of `four`, with eight steps, 16.2 for 14.3).
     fn releases(&self, sm_count: usize) -> bool {
         let always = self.codes == CodeOrder::Repacked || !self.at_once(sm_count);
-        always || self.steps <= 4 || leaves_room(self.blocks(), self.residents, sm_count)
+        always || self.steps <= 4 || finds_places(self.blocks(), self.residents, sm_count)
     }
 
     /// How it is enqueued as a link of a chain.
@@ -364,7 +365,7 @@ mod tests {
         assert_eq!(releases(Eight, 1, [4096, 7168]), 1, "a place for each");
     }
 
-    /// Each is the fastest of as many parts of k, or within 5 % of it (H200, 2026-11, the record of one row of repacked codes).
+    /// Each is the fastest of as many parts of k, or within 5 % of it (H200, 2026-11, the record of links).
     #[test]
     fn repacked_links_are_those_that_were_fastest() {
         use SmallMBlock::{Eight, Four, Narrow, Sixteen};
