@@ -16,8 +16,7 @@ const PUBLISHED_ROW: CostOfE2m1 = CostOfE2m1 {
     shorter: 0.0975,
 };
 
-/// The same of repacked codes, beside [`REPACKED`] for the kernels that multiply the other configurations: at the shapes of that fit the fastest or one within 5 % of it, 1.4 % behind on average, and likewise at eight others (the record of one
-/// row of repacked codes).
+/// The same of repacked codes, beside [`REPACKED`] for the kernels that multiply the other configurations: at the shapes of that fit the fastest or one within 5 % of it, 1.4 % behind on average, and likewise at eight others (the record of links).
 const REPACKED_ROW: CostOfE2m1 = CostOfE2m1 {
     step: 230.0,
     warp: [47.0; 2],
@@ -128,7 +127,7 @@ mod tests {
         judge(CodeOrder::Published, &cases, 1.04, 1.01);
     }
 
-    /// The record of one row of repacked codes: the last eight shapes are those that the rule was not made from.
+    /// The record of links: the last eight shapes are those that the rule was not made from.
     #[test]
     fn what_was_fastest_of_repacked_codes_comes_first() {
         let cases: [Case; 23] = [
