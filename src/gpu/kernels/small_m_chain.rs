@@ -101,7 +101,7 @@ impl Link {
         }
     }
 
-    /// Of E2M1 weights, from all configurations at 5 shapes and m of 1 and 16 (H200, 2026-11, the records of chains and of ends), and of repacked codes at 14 shapes and m of 2, 8 and 16 (the record of links).
+    /// Of E2M1 weights, from all configurations at 5 shapes and m of 1 and 16 (H200, 2026-11, the records of chains and of ends), and at 16 others and m of 2, 8 and 16 (the record of links).
     fn e2m1(&self, config: SmallMConfig) -> (SmallMConfig, u32) {
         // Of half as many rows each, where all of them run at once (`nvfp4`, 4096 x 7168, m = 1: 8.6 us for 9.7). They read A twice as often, of 16 rows at a loss.
         let in_two = (config.block(), config.split()) == (SmallMBlock::Eight, 2);
@@ -113,7 +113,7 @@ impl Link {
 }
 
 /// Whether the blocks of the next kernel find places beside all of these, or where each of them ends. That some multiprocessors have fewer does not matter to E2M1 weights, for which the decoding counts, not the memory alone (H200, 2026-11, the
-/// records of one row: chains take 0.78 to 1.00 of the time in all but two of 150 such configurations of 1 to 16 rows; `nvfp4` repacked, 2 x 5120 x 8192 in two parts of `eight`, 9.4 us for 10.6, 2 x 3072 x 7168 by `sixteen` 6.0 for 6.7).
+/// records of one row: of 89 configurations of published codes with 2 to 16 rows in which some have fewer chains take 0.92 of the time on average, 1.02 at worst; repacked, 2 x 5120 x 8192 in two parts of `eight`, 9.4 us for 10.6, 2 x 3072 x 7168 by `sixteen` 6.0 for 6.7).
 pub(super) fn finds_places(blocks: usize, places: usize, sm_count: usize) -> bool {
     let each = blocks.div_ceil(sm_count);
     each == places || 2 * each <= places
