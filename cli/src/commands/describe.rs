@@ -199,6 +199,7 @@ fn findings(
         found.notes.push("no config.json: engines load no folder without one".into());
     }
     found.notes.extend(remains.of_head_in_words(input));
+    found.notes.extend(folder::differing_metadata(input, "; quantize and dequantize keep that of the first"));
     // Of what is left of a matrix it is said once what is missing.
     let broken = matrices.iter().filter(|m| m.found.is_err() && !remains.tensors.contains(m.name));
     let (stacked, broken): (Vec<_>, Vec<_>) = broken.partition(|m| foreign::is_stacked(input, m.name));
