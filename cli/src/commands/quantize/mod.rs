@@ -63,7 +63,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     if plans.weights().next().is_none() {
         return Err(Failure::Use(report::nothing_to_do(of, &plans.items, &plans.tensors)));
     }
-    checks::refuse_shapes(&input, &plans)?;
+    checks::refuse_shapes(&input, &plans, first)?;
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
     let unused = scales.as_ref().map(|scales| unused(args, scales, (&input, &plans), &both)).transpose()?;

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::super::dequantize::refusals;
 use super::given::{self, GivenAmax};
-use super::items::Item;
+use super::items::{Item, RAGGED};
 use super::plan::{
-    BY_CONFIG, CODED, EXCLUDED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED, left_out,
+    BY_CONFIG, CODED, EXCLUDED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, RAGGED_MX, TRANSPOSED, left_out,
 };
 use super::stream::Found;
 use crate::args::QuantizeArgs;
