@@ -25,6 +25,7 @@ use crate::data::undo_hadamard;
 use crate::device::{self, Caster, Device};
 use crate::files;
 use crate::folder;
+use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::odd_scales::{self, OddScales};
 use crate::output::{Failure, Form, Outcome, byte_bar, count, float, named, product, shown, table};
@@ -152,6 +153,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         .into_iter()
         .chain(copied)
         .chain(lost)
+        .chain(foreign::plain_too(&input).map(|text| format!("copied as they are: {text}")))
         .chain(notes::missing_experts(&input))
         .chain(odd)
         .chain(left_in_words)

@@ -213,6 +213,7 @@ fn findings(
     } else {
         found.notes.extend(remains.problems.into_iter().map(|text| format!("{text}, unless it is meant so")));
     }
+    found.problems.extend(foreign::plain_too(input));
     if let Some(tensors) = orphans::in_words(&orphans::beside_plain(input)) {
         let what = format!("{}: {tensors} beside weights that are plain", shown(input.path()));
         // A plain model may have learned them.
