@@ -81,8 +81,12 @@ fn exclude(plans: &Plans, matrices: &[&Item]) -> String {
 /// Codes of a matrix that is there plain, too: which of the two counts nobody knows.
 fn codes<'a>(input: &'a Checkpoint, plans: &'a Plans) -> Vec<InTheWay<'a>> {
     let mut found = Vec::new();
+    let quantized: HashSet<&str> = input.quantized().into_iter().collect();
     for matrix in plans.weights().map(|(at, _)| &plans.items[at]) {
         let plain = &input.tensors()[matrix.tensor].name;
+        if !quantized.contains(plain.as_str()) {
+            continue;
+        }
         let codes = CODES_ENDINGS.iter().filter(|ending| !ending.is_empty());
         let codes = codes.filter_map(|ending| input.get(&[plain.as_str(), ending].concat()));
         found.extend(codes.filter(|codes| codes.dtype == Dtype::U8).map(|codes| {
