@@ -243,7 +243,12 @@ pub fn float(value: f32) -> String {
 
 /// `1 matrix`, `2 matrices`.
 pub fn count(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
+    format!("{number} {}", of_number(number, one, many))
+}
+
+/// The word for one, or for so many: `it is`, `they are`.
+pub fn of_number<'a>(number: usize, one: &'a str, many: &'a str) -> &'a str {
+    if number == 1 { one } else { many }
 }
 
 /// A bar on standard error, hidden where that is not a terminal. Lengths in bytes.

@@ -343,3 +343,18 @@ fn another_recipe_is_advised_only_where_it_keeps_values() {
         }
     }
 }
+
+/// (`1 bytes`; `1 of 16 values are beyond`.)
+#[test]
+fn one_is_no_plural() {
+    let folder = Folder::new();
+    let [input, output, amax] = ["in", "out", "amax.json"].map(|name| folder.file(name));
+    fs::write(&input, "x").unwrap();
+    assert_words(&bad(2, &["info", &input]), &["it has 1 byte, fewer than 8"]);
+    let mut values = vec![0.5f32; 16];
+    values[7] = 1e6;
+    write(&input, &[("w.weight", Dtype::F32, vec![1, 16], f32_bytes(&values))]);
+    fs::write(&amax, r#"{"w": 1.0}"#).unwrap();
+    let text = good(&["quantize", &input, "-o", &output, "--recipe", "fp8-tensor", "--weight-amax", &amax]);
+    assert_words(&text, &["w.weight: 1 of 16 values (6.2 %) is beyond the given amax 1 and became the largest code"]);
+}
