@@ -358,3 +358,26 @@ fn one_is_no_plural() {
     let text = good(&["quantize", &input, "-o", &output, "--recipe", "fp8-tensor", "--weight-amax", &amax]);
     assert_words(&text, &["w.weight: 1 of 16 values (6.2 %) is beyond the given amax 1 and became the largest code"]);
 }
+
+/// (Of two it was the larger one.)
+#[test]
+fn the_median_of_what_sharing_costs_is_between_two() {
+    let folder = Folder::new();
+    let [input, q, again] = ["in", "q", "again"].map(|name| folder.file(name));
+    let names = ["q", "k", "v"].map(|name| format!("model.layers.0.self_attn.{name}_proj.weight"));
+    let matrix = |(name, (size, seed))| {
+        let values: Vec<f32> = values(64 * 64, seed).iter().map(|value| value * size).collect();
+        (name, Dtype::F32, vec![64, 64], f32_bytes(&values))
+    };
+    let sizes = [(1.0, 1), (1e-3, 2), (5e-6, 3)];
+    let tensors: Vec<Tensor> = names.iter().map(String::as_str).zip(sizes).map(matrix).collect();
+    model_folder(&input, &tensors, Some(json!({"model_type": "llama"})));
+    let value = json(&["quantize", &input, "-o", &q, "--recipe", "nvfp4", "--json"]);
+    let db = |matrix: &serde_json::Value, which: &str| matrix[format!("sqnr_db_{which}_scale")].as_f64();
+    let all = value["quantized"].as_array().unwrap().iter();
+    let costs: Vec<f64> = all.filter_map(|matrix| Some(db(matrix, "own")? - db(matrix, "shared")?)).collect();
+    let [a, b] = costs[..] else { panic!("{costs:?}") };
+    assert!((a - b).abs() > 0.1, "{costs:?}");
+    let text = good(&["quantize", &input, "-o", &again, "--recipe", "nvfp4"]);
+    assert_words(&text, &[&format!("sharing cost {:.2} dB of SQNR in the median of 2 matrices", (a + b) / 2.0)]);
+}
