@@ -478,4 +478,11 @@ fn quantize_advises_no_dequantize_that_a_scale_would_end() {
     let dry = |file| bad(2, &["quantize", file, "--dry-run", "--recipe", "nvfp4"]);
     assert_words(&dry(&q), &["; dequantize first what is in codes already"]);
     assert_words(&dry(&broken), &["dequantize refuses it: ", "tensor w_scale: holds NaN as scale (0, 0)"]);
+    let gemm = |file: &str| {
+        let operand = format!("{file}:w");
+        bad(2, &["gemm", "--a", &operand, "--b", &operand, "-o", &folder.file("d")])
+    };
+    assert_words(&gemm(&q), &["which no product reads; dequantize it first"]);
+    let text = gemm(&broken);
+    assert!(text.contains("tensor w_scale: holds NaN as scale (0, 0)") && !text.contains("dequantize"), "{text}");
 }
