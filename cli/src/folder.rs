@@ -112,6 +112,23 @@ pub fn not_in_index(input: &Checkpoint) -> Option<String> {
     ))
 }
 
+/// What there is to say of metadata in which the shards of an input differ. `what`: what becomes of them.
+pub fn differing_metadata(input: &Checkpoint, what: &str) -> Option<String> {
+    let keys = input.differing_metadata();
+    let first = some(keys.iter().map(String::as_str))?;
+    Some(format!(
+        "{}: its shards differ in {} of the metadata ({first}){what}",
+        shown(input.path()),
+        count(keys.len(), "entry", "entries")
+    ))
+}
+
+/// The same where it is written.
+pub fn written_metadata(input: &Checkpoint) -> Option<String> {
+    let what = ": that of the first shard that has it is written, of every file; make them alike, or keep the others elsewhere";
+    differing_metadata(input, what)
+}
+
 /// ComfyUI's mark of a layer, a tensor `X.comfy_quant`, and the entry of a file's metadata that has those of all.
 pub const COMFY_MARK: &str = "comfy_quant";
 pub const COMFY_MARKS: &str = "_quantization_metadata";
@@ -121,6 +138,14 @@ pub fn broken_marks(input: &Checkpoint) -> impl Iterator<Item = String> {
     input.broken_marks().map(|file| {
         format!("{}: {COMFY_MARKS} of the metadata is no JSON object of layers; write the file again", shown(file))
     })
+}
+
+/// Says in the metadata of a model's folder whose tensors they are, PyTorch's: transformers refuses files that do not say it. Before what the input
+/// says, which stands: weights of `tf`, `flax` and `mlx` have other names or shapes.
+pub fn say_format(layout: &mut CheckpointLayout, input: &Checkpoint) {
+    if input.folder().is_some() {
+        layout.metadata("format", "pt");
+    }
 }
 
 /// The layer that a weight belongs to.

@@ -107,6 +107,26 @@ pub fn refuse_codes(input: &Checkpoint) -> Result<(), Failure> {
     }
 }
 
+/// What there is to say of plain weights that have such codes beside them: of which of the two a layer is made nobody knows.
+pub fn plain_too(input: &Checkpoint) -> Option<String> {
+    let weight = |codes: &str| match codes.strip_suffix("_packed") {
+        Some(weight) => Some(weight.to_string()),
+        None => codes.strip_suffix("qweight").map(|layer| [layer, "weight"].concat()),
+    };
+    let is_plain = |name: &String| {
+        input.get(name).is_some_and(|tensor| matches!(tensor.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64))
+    };
+    let codes = unread::unread_codes(input).into_iter();
+    let both = codes.filter_map(|codes| Some((weight(&codes.name).filter(is_plain)?, codes.name.as_str())));
+    let both: Vec<String> = both.map(|(plain, codes)| format!("{plain} beside {codes}")).collect();
+    Some(format!(
+        "{}: {} plain and in codes that are not read here ({}): engines take one of the two, and not all the same; keep one",
+        shown(input.path()),
+        count(both.len(), "weight is", "weights are"),
+        some(both.iter().map(String::as_str))?
+    ))
+}
+
 /// True for FP8 codes in more than two dimensions, as of experts in one tensor, whatever their scales are.
 pub fn is_stacked(input: &Checkpoint, name: &str) -> bool {
     input.get(name).is_some_and(|t| matches!(t.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) && t.shape.len() > 2)

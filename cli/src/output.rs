@@ -243,7 +243,12 @@ pub fn float(value: f32) -> String {
 
 /// `1 matrix`, `2 matrices`.
 pub fn count(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
+    format!("{number} {}", of_number(number, one, many))
+}
+
+/// The word for one, or for so many: `it is`, `they are`.
+pub fn of_number<'a>(number: usize, one: &'a str, many: &'a str) -> &'a str {
+    if number == 1 { one } else { many }
 }
 
 /// A bar on standard error, hidden where that is not a terminal. Lengths in bytes.
@@ -276,6 +281,15 @@ pub fn one_line(message: &str, command: Option<&str>) -> String {
     let text = kept.join(" ");
     let command = command.map(|name| format!("{name} ")).unwrap_or_default();
     format!("{}; see scaled-gemm {command}--help", text.trim_start_matches("error: "))
+}
+
+/// The median of numbers in their order: of an even number of them the mean of the two in the middle.
+pub fn median(sorted: &[f64]) -> Option<f64> {
+    let middle = sorted.len() / 2;
+    match sorted.len() % 2 {
+        0 => Some((sorted.get(middle.checked_sub(1)?)? + sorted.get(middle)?) / 2.0),
+        _ => sorted.get(middle).copied(),
+    }
 }
 
 /// Three significant digits, plain; whole numbers below a million whole.
@@ -339,6 +353,13 @@ mod tests {
     fn what_is_not_shown_is_not_made() {
         assert_eq!(Form::Text.value(|| panic!("made for nobody")), Value::Null);
         assert_eq!(Form::Json.value(|| 1.into()), 1);
+    }
+
+    /// (It was the upper one of two.)
+    #[test]
+    fn the_median_of_two_is_between_them() {
+        let all: [&[f64]; 4] = [&[], &[1.0], &[1.0, 4.0], &[1.0, 2.0, 7.0]];
+        assert_eq!(all.map(median), [None, Some(1.0), Some(2.5), Some(2.0)]);
     }
 
     #[test]

@@ -285,3 +285,82 @@ fn a_list_of_marks_that_is_broken_is_said_of_its_file() {
     assert_words(&said(&["quantize", &file, "-o", &output, "--recipe", "nvfp4"]), &[words]);
     assert_words(&said(&["dequantize", &output, "-o", &plain]), &[words]);
 }
+
+/// (Beside blocks of gpt-oss, and codes in other formats, nothing was said; `quantize` named scales that were in the way.)
+#[test]
+fn a_plain_weight_beside_its_own_codes_is_told() {
+    let folder = Folder::new();
+    let plain =
+        |name, shape: &[usize]| (name, Dtype::BF16, shape.to_vec(), vec![0x3f; 2 * shape.iter().product::<usize>()]);
+    let u8s = |name, shape: &[usize], byte: u8| (name, Dtype::U8, shape.to_vec(), vec![byte; shape.iter().product()]);
+    let other = || f32_tensor("z.weight", [32, 32], 1);
+    let cases: [(&str, Vec<Tensor>, &str, &str); 3] = [
+        (
+            "packed",
+            vec![
+                plain("x.weight", &[32, 32]),
+                u8s("x.weight_packed", &[32, 16], 0x11),
+                ("x.weight_scale", Dtype::F8_E4M3, vec![32, 2], vec![0x38; 64]),
+                ("x.weight_global_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+            ],
+            "tensor x.weight: is in the file twice, as x.weight and as x.weight_packed; keep one of the two",
+            "x.weight_packed (holds codes of x.weight, which is there plain, too, and would be quantized)",
+        ),
+        (
+            "blocks",
+            vec![
+                plain("x.gate_up_proj", &[2, 32, 32]),
+                u8s("x.gate_up_proj_blocks", &[2, 32, 1, 16], 0x11),
+                u8s("x.gate_up_proj_scales", &[2, 32, 1], 120),
+            ],
+            "tensor x.gate_up_proj: is in the file twice, as x.gate_up_proj and as x.gate_up_proj_blocks",
+            "",
+        ),
+        (
+            "one matrix in blocks",
+            vec![
+                plain("x.weight", &[32, 32]),
+                u8s("x.weight_blocks", &[32, 1, 16], 0x11),
+                u8s("x.weight_scales", &[32, 1], 120),
+            ],
+            "tensor x.weight: is in the file twice, as x.weight and as x.weight_blocks",
+            "tensor x.weight_blocks: is there, and holds codes of x.weight, which is there plain, too",
+        ),
+    ];
+    for (name, mut tensors, words, in_the_way) in cases {
+        let [input, output] = ["in", "out"].map(|end| folder.file(&format!("{name}-{end}")));
+        tensors.push(other());
+        write(&input, &tensors);
+        assert_words(&wrong(&["info", &input]).0, &[words]);
+        assert_words(&bad(2, &["dequantize", &input, "-o", &output]), &[words]);
+        let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--dialect", "compressed-tensors"];
+        if in_the_way.is_empty() {
+            assert_words(&said(&args), &["copied as they are: ", words]);
+        } else {
+            assert_words(&bad(2, &args), &[in_the_way, "--exclude '^x\\.weight$'"]);
+            assert_words(&said(&[&args[..], &["--exclude", r"^x\."]].concat()), &["copied as they are: ", words]);
+        }
+    }
+    // In formats that are not read here.
+    for codes in ["x.weight_packed", "x.qweight"] {
+        let [input, output] = ["in", "out"].map(|end| folder.file(&format!("{codes}-{end}")));
+        let mut tensors = vec![
+            plain("x.weight", &[32, 32]),
+            (codes, Dtype::I32, vec![32, 4], vec![0x11; 512]),
+            ("y.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]),
+            ("y.weight_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+            other(),
+        ];
+        let words = format!("1 weight is plain and in codes that are not read here (x.weight beside {codes})");
+        write(&input, &tensors);
+        assert_words(&wrong(&["info", &input]).0, &[&words]);
+        for command in
+            [&["dequantize", &input, "-o", &output][..], &["quantize", &input, "-o", &output, "--recipe", "nvfp4"]]
+        {
+            assert_words(&said(command), &["copied as they are: ", &words]);
+        }
+        tensors.remove(0);
+        write(&input, &tensors);
+        assert!(!good(&["info", &input]).contains("plain and in codes"), "{codes}");
+    }
+}

@@ -293,7 +293,7 @@ fn info_says_where_a_config_and_its_tensors_differ() {
     assert_words(&text, &["3 layers (l.", "without input_scale", "W4A16_NVFP4"]);
     assert_words(&error, &["1 thing is wrong"]);
     let (text, error) = says("ignore", json!(["l.q_proj", "lm_head"]));
-    assert_words(&text, &["1 layer (l.q_proj)", "says are not quantized", "take the names out"]);
+    assert_words(&text, &["1 layer (l.q_proj)", "says is not quantized", "take the names out"]);
     assert_words(&error, &["2 things are wrong"]);
     // One of what engines fuse is plain.
     let read = Checkpoint::open(&output).unwrap();

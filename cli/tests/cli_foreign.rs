@@ -414,3 +414,75 @@ fn quantize_of_nothing_advises_no_dequantize_that_is_refused() {
     let text = bad(2, &["quantize", &left, "-o", &output, "--group", "1x32"]);
     assert_words(&text, &["stays so: dequantize refuses it: tensor w"]);
 }
+
+/// (So it was where a scale is no number, which `dequantize` met in its work.)
+#[test]
+fn quantize_advises_no_dequantize_that_a_scale_would_end() {
+    let folder = Folder::new();
+    let name = "m.a.o_proj.weight";
+    let codes = |bytes: usize| (name, Dtype::U8, vec![64, bytes], vec![0x11; 64 * bytes]);
+    let fp8 = || (name, Dtype::F8_E4M3, vec![64, 64], vec![0x38; 4096]);
+    let floats = |end: &str, shape: &[usize], value: f32| {
+        let name: &'static str = format!("{name}{end}").leak();
+        let mut all = vec![1.0; shape.iter().product()];
+        *all.last_mut().unwrap() = value;
+        (name, Dtype::F32, shape.to_vec(), f32_bytes(&all))
+    };
+    let bytes = |dtype, shape: [usize; 2], byte: u8| {
+        let mut all = vec![0x38; shape[0] * shape[1]];
+        *all.last_mut().unwrap() = byte;
+        (&*format!("{name}_scale").leak(), dtype, shape.to_vec(), all)
+    };
+    let fine: [Vec<Tensor>; 4] = [
+        vec![fp8(), floats("_scale", &[1], -1.0)],
+        vec![fp8(), floats("_scale", &[64, 1], 0.0)],
+        vec![fp8(), bytes(Dtype::U8, [64, 2], 0xfe)],
+        vec![codes(32), bytes(Dtype::F8_E4M3, [64, 4], 0x7e), floats("_scale_2", &[1], 1.0)],
+    ];
+    let broken: [Vec<Tensor>; 6] = [
+        vec![fp8(), floats("_scale", &[1], f32::NAN)],
+        vec![fp8(), floats("_scale", &[64, 1], f32::INFINITY)],
+        vec![fp8(), floats("_scale_inv", &[1, 1], f32::NEG_INFINITY)],
+        vec![fp8(), bytes(Dtype::U8, [64, 2], 0xff)],
+        vec![codes(32), bytes(Dtype::F8_E4M3, [64, 4], 0xff), floats("_scale_2", &[1], 1.0)],
+        vec![codes(32), bytes(Dtype::F8_E4M3, [64, 4], 0x38), floats("_scale_2", &[1], f32::NAN)],
+    ];
+    let all = fine.into_iter().map(|tensors| (tensors, true)).chain(broken.into_iter().map(|tensors| (tensors, false)));
+    for (i, (mut tensors, is_fine)) in all.enumerate() {
+        let [path, output, file] = ["", "-out", ".safetensors"].map(|end| folder.file(&format!("{i}{end}")));
+        write(&file, &tensors);
+        tensors.push(f32_tensor("m.b.o_proj.weight", [64, 64], 4));
+        model_folder(&path, &tensors, Some(json!({"quantization_config": {"quant_method": "modelopt"}})));
+        let text = bad(2, &["quantize", &path, "-o", &output, "--recipe", "nvfp4"]);
+        assert_eq!(text.contains("dequantize it first"), is_fine, "{i}: {text}");
+        let of_file = bad(2, &["quantize", &file, "-o", &output, "--recipe", "nvfp4"]);
+        assert_eq!(of_file.contains("dequantize first what is in codes already"), is_fine, "{i}: {of_file}");
+        if is_fine {
+            good(&["dequantize", &path, "-o", &output]);
+            continue;
+        }
+        let refused = bad(2, &["dequantize", &file, "-o", &output]);
+        let (_, why) = refused.split_once(&format!("{file}: ")).unwrap();
+        assert_words(&text, &["for layers that are still plain write --dialect plain; dequantize refuses it: ", why]);
+        assert_words(&of_file, &["what is in codes already stays so: dequantize refuses it: ", why]);
+    }
+    // A cast.
+    let [input, q, broken] = ["in", "q", "broken"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("w", [64, 64], 1)]);
+    good(&["quantize", &input, "-o", &q, "--group", "1x32"]);
+    let mut all = fs::read(&q).unwrap();
+    let view = SafeTensors::deserialize(&all).unwrap();
+    let at = view.tensor("w_scale").unwrap().data().as_ptr() as usize - all.as_ptr() as usize;
+    all[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&broken, all).unwrap();
+    let dry = |file| bad(2, &["quantize", file, "--dry-run", "--recipe", "nvfp4"]);
+    assert_words(&dry(&q), &["; dequantize first what is in codes already"]);
+    assert_words(&dry(&broken), &["dequantize refuses it: ", "tensor w_scale: holds NaN as scale (0, 0)"]);
+    let gemm = |file: &str| {
+        let operand = format!("{file}:w");
+        bad(2, &["gemm", "--a", &operand, "--b", &operand, "-o", &folder.file("d")])
+    };
+    assert_words(&gemm(&q), &["which no product reads; dequantize it first"]);
+    let text = gemm(&broken);
+    assert!(text.contains("tensor w_scale: holds NaN as scale (0, 0)") && !text.contains("dequantize"), "{text}");
+}

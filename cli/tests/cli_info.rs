@@ -201,7 +201,7 @@ fn configs_of_several_formats_and_of_groups_are_not_called_wrong() {
     model_folder(&grouped, &[codes("l.o_proj.weight"), scales("l.o_proj.weight_scale")], Some(groups("group")));
     assert_words(&good(&["info", &grouped]), &["fp8-1x128"]);
     fs::write(format!("{grouped}/config.json"), groups("channel").to_string()).unwrap();
-    assert_words(&wrong(&["info", &grouped]).0, &["says format float-quantized, which is", "are fp8-1x128"]);
+    assert_words(&wrong(&["info", &grouped]).0, &["says format float-quantized, which is", "is fp8-1x128"]);
 
     // A format for each group of layers.
     good(&["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--dialect", "compressed-tensors"]);

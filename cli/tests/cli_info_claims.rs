@@ -49,7 +49,7 @@ fn formats_and_numbers_of_compressed_tensors_are_held_against_the_tensors() {
     good(&["info", &path]);
     for strategy in ["tensor", "block"] {
         fs::write(format!("{path}/config.json"), config(strategy).to_string()).unwrap();
-        let words = format!("config.json says strategy {strategy} of weights, and 1 layer (l.o_proj) are fp8-row:e4m3");
+        let words = format!("config.json says strategy {strategy} of weights, and 1 layer (l.o_proj) is fp8-row:e4m3");
         assert_words(&wrong(&["info", &path]).0, &[&words]);
     }
 }
@@ -211,7 +211,7 @@ fn a_scale_for_each_row_is_not_what_the_method_fp8_has() {
     };
     let config = json!({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}});
     model_folder(&path, &layer(256), Some(config.clone()));
-    let words = "config.json says quant_method fp8 with weight_block_size null, which is fp8-tensor, and 1 layer (l.o_proj) are fp8-row:e4m3";
+    let words = "config.json says quant_method fp8 with weight_block_size null, which is fp8-tensor, and 1 layer (l.o_proj) is fp8-row:e4m3";
     assert_words(&wrong(&["info", &path]).0, &[words, "mend it, or quantize the model again"]);
     fs::remove_dir_all(&path).unwrap();
     model_folder(&path, &layer(1), Some(config));

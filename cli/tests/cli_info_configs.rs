@@ -254,12 +254,14 @@ fn layers_of_a_mixed_model_are_each_what_it_says() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_words(
         &found[0],
-        &["hf_quant_config.json says quant_algo FP8 of 1 layer (m.0.self_attn.o_proj), and they are nvfp4"],
+        &[
+            "hf_quant_config.json says quant_algo FP8 of 1 layer (m.0.self_attn.o_proj), and it is nvfp4: engines read it by",
+        ],
     );
     model.one(mixed(json!({LAYERS[0]: {"quant_algo": "W4A16_NVFP4"}})), &["does not name 1 layer (m.0.mlp.down_proj)"]);
     let mut more = layers("W4A16_NVFP4", "W4A16_NVFP4");
     more[LAYERS[2]] = json!({"quant_algo": "W4A16_NVFP4"});
-    model.one(mixed(more), &["names 1 layer (m.1.self_attn.o_proj), and they are plain"]);
+    model.one(mixed(more), &["names 1 layer (m.1.self_attn.o_proj), and it is plain"]);
     // The modules around are names, too, and without any nothing is said.
     assert!(model.wrong(mixed(json!({"m.0": {"quant_algo": "W4A16_NVFP4"}})), |_| {}).is_empty());
     assert!(model.wrong(|q| q["quant_algo"] = "MIXED_PRECISION".into(), |_| {}).is_empty());

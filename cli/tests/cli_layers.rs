@@ -282,3 +282,28 @@ fn numbers_far_apart_are_no_experts() {
     model_folder(&path, &tensors, None);
     within_seconds(30, || good(&["info", &path]));
 }
+
+/// (Matrices with such columns were refused, and experts in one tensor copied.)
+#[test]
+fn experts_that_a_grouping_cannot_store_are_refused_as_matrices_are() {
+    let folder = Folder::new();
+    let [input, output] = ["in", "out"].map(|name| folder.file(name));
+    let experts =
+        |name, shape: [usize; 3]| (name, Dtype::F32, shape.to_vec(), f32_bytes(&values(shape.iter().product(), 1)));
+    let tensors = [
+        experts("m.experts.gate_up_proj", [2, 72, 96]),
+        experts("m.experts.down_proj", [2, 48, 72]),
+        f32_tensor("m.o_proj.weight", [32, 32], 2),
+    ];
+    model_folder(&input, &tensors, Some(json!({"model_type": "gpt_oss"})));
+    let args = ["quantize", &input, "-o", &output, "--group", "1x32"];
+    let words = ["tensor m.experts.gate_up_proj: [2, 72, 96]", "columns not a multiple of 16", "pad them with zeros"];
+    let error = bad(2, &args);
+    assert_words(&error, &words);
+    let exclude = "--exclude '^m\\.experts\\.gate_up_proj$'";
+    assert!(error.ends_with(exclude), "{error}");
+    let text = good(&[&args[..], &["--exclude", r"^m\.experts\.gate_up_proj$"]].concat());
+    assert_words(&text, &["copied as they are, matched by --exclude: 1 (m.experts.gate_up_proj [2, 72, 96])"]);
+    // By a recipe they are left alone, as matrices are.
+    good(&["quantize", &input, "--dry-run", "--recipe", "nvfp4", "--dialect", "plain"]);
+}

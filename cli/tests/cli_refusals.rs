@@ -33,8 +33,11 @@ fn quantize_writes_nothing_that_its_reader_refuses() {
         let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", recipe]);
         assert_words(&error, &[&format!("would be read as a scale of {whose}, "), "; take it out of the input"]);
     }
-    let cases: [(&str, Vec<Tensor>, &[&str]); 6] = [
-        ("nvfp4", vec![bytes, one("w_global_scale")], &["as w and as w_packed"]),
+    // Codes that are there already.
+    write(&input, &[matrix("w"), bytes, one("w_global_scale")]);
+    let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", "nvfp4"]);
+    assert_words(&error, &["tensor w_packed: is there, and holds codes of w, which is there plain, too"]);
+    let cases: [(&str, Vec<Tensor>, &[&str]); 5] = [
         // Both would be quantized.
         ("nvfp4", vec![matrix("w_packed")], &["as w and as w_packed"]),
         // The codes of `v_packed` would be those of `v`.
@@ -102,7 +105,10 @@ fn an_index_says_what_is_wrong_with_it() {
         (r#"{"weight_map": {"w": "a\\u0000.safetensors"}}"#, &["no name"]),
         (
             r#"{"weight_map": {"w": "model-00001-of-00002.safetensors"}}"#,
-            &["names model-00001-of-00002.safetensors, which is not there (1 of 1", "fetch what is missing"],
+            &[
+                "names model-00001-of-00002.safetensors, which is not there (1 of 1 shards is missing)",
+                "fetch what is missing",
+            ],
         ),
     ];
     for (text, words) in cases {

@@ -214,7 +214,7 @@ fn a_matrix_is_excluded_only_beside_others() {
         (&[matrix("w", &infinite)], &["--recipe", "mxfp8"], "repair the data, or say --allow-non-finite"),
         (&[matrix("w", &values(512, 1)), scale], &["--recipe", "fp8-row"], "take it out of the input"),
         (&[f32_tensor("w", [16, 24], 1)], &["--group", "1x16"], "pad them with zeros"),
-        (&[matrix("w", &tiny)], &["--recipe", "fp8-tensor"], "scale them up, or choose another recipe"),
+        (&[matrix("w", &tiny)], &["--recipe", "fp8-tensor"], "not all were; scale them up\n"),
     ] {
         let args = [&["quantize", &input, "-o", &output], options].concat();
         let both = |tensors: &[Tensor]| {
@@ -298,4 +298,86 @@ fn a_tensor_without_a_name_is_named_by_quotes() {
     assert_words(&bad(2, &args), &["tensor \"\": 1 non-finite value"]);
     write(&input, &[("", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256])]);
     assert_words(&wrong(&["info", &input]).0, &["tensor \"\": "]);
+}
+
+/// (Another recipe was advised of values that none keeps.)
+#[test]
+fn another_recipe_is_advised_only_where_it_keeps_values() {
+    let folder = Folder::new();
+    let [input, output] = ["in", "out"].map(|name| folder.file(name));
+    let matrix = |row: &[f32], other: f32| -> Vec<f32> {
+        (0..16).flat_map(|i| if i == 0 { row.to_vec() } else { vec![other; row.len()] }).collect()
+    };
+    let recipe = |options: &[&'static str]| [&["--recipe"], options].concat();
+    let all: [(Vec<&str>, f32, f32, &str); 8] = [
+        (recipe(&["fp8-tensor"]), 1e-20, 1e-20, "scale them up, or use --recipe mxfp8\n"),
+        (recipe(&["fp8-tensor"]), 1e-42, 1e-42, "scale them up, or use --recipe mxfp8 --format e5m2\n"),
+        (recipe(&["fp8-tensor"]), 1e-44, 1e-44, "not all were; scale them up\n"),
+        (recipe(&["mxfp8", "--format", "e5m2"]), 1e-44, 1e-44, "not all were; scale them up\n"),
+        (vec!["--group", "1x32"], 1e-20, 1e-20, "scale them up, or use --recipe mxfp8\n"),
+        // Of groups beside others.
+        (
+            recipe(&["fp8-row"]),
+            1e-20,
+            1.0,
+            "of 1 of its 16 groups became 0, and not all were; scale them up, or use --recipe mxfp8\n",
+        ),
+        (recipe(&["fp8-row"]), 1e-44, 1.0, "of 1 of its 16 groups became 0, and not all were; scale them up\n"),
+        // In a block of MX there are the values of others, too.
+        (vec!["--group", "128x1"], 0.0, 1e-20, "scale them up\n"),
+    ];
+    for (options, first, other, words) in all {
+        let mut values = matrix(&[first; 32], other);
+        if options[1] == "128x1" {
+            values.iter_mut().skip(1).step_by(32).for_each(|value| *value = 1.0);
+        }
+        write(&input, &[("w", Dtype::F32, vec![16, 32], f32_bytes(&values))]);
+        let args = [&["quantize", &input, "-o", &output][..], &options].concat();
+        let text = good(&args);
+        assert!(text.contains(words), "{options:?} {first} {other}: {text}");
+        // What is advised helps.
+        if let Some((_, advised)) = words.trim_end().split_once("or use ") {
+            let advised: Vec<&str> = advised.split(' ').collect();
+            let text = good(&[&["quantize", &input, "-o", &output][..], &advised].concat());
+            assert!(!text.contains("became 0"), "{advised:?}: {text}");
+        }
+    }
+}
+
+/// (`1 bytes`; `1 of 16 values are beyond`.)
+#[test]
+fn one_is_no_plural() {
+    let folder = Folder::new();
+    let [input, output, amax] = ["in", "out", "amax.json"].map(|name| folder.file(name));
+    fs::write(&input, "x").unwrap();
+    assert_words(&bad(2, &["info", &input]), &["it has 1 byte, fewer than 8"]);
+    let mut values = vec![0.5f32; 16];
+    values[7] = 1e6;
+    write(&input, &[("w.weight", Dtype::F32, vec![1, 16], f32_bytes(&values))]);
+    fs::write(&amax, r#"{"w": 1.0}"#).unwrap();
+    let text = good(&["quantize", &input, "-o", &output, "--recipe", "fp8-tensor", "--weight-amax", &amax]);
+    assert_words(&text, &["w.weight: 1 of 16 values (6.2 %) is beyond the given amax 1 and became the largest code"]);
+}
+
+/// (Of two it was the larger one.)
+#[test]
+fn the_median_of_what_sharing_costs_is_between_two() {
+    let folder = Folder::new();
+    let [input, q, again] = ["in", "q", "again"].map(|name| folder.file(name));
+    let names = ["q", "k", "v"].map(|name| format!("model.layers.0.self_attn.{name}_proj.weight"));
+    let matrix = |(name, (size, seed))| {
+        let values: Vec<f32> = values(64 * 64, seed).iter().map(|value| value * size).collect();
+        (name, Dtype::F32, vec![64, 64], f32_bytes(&values))
+    };
+    let sizes = [(1.0, 1), (1e-3, 2), (5e-6, 3)];
+    let tensors: Vec<Tensor> = names.iter().map(String::as_str).zip(sizes).map(matrix).collect();
+    model_folder(&input, &tensors, Some(json!({"model_type": "llama"})));
+    let value = json(&["quantize", &input, "-o", &q, "--recipe", "nvfp4", "--json"]);
+    let db = |matrix: &serde_json::Value, which: &str| matrix[format!("sqnr_db_{which}_scale")].as_f64();
+    let all = value["quantized"].as_array().unwrap().iter();
+    let costs: Vec<f64> = all.filter_map(|matrix| Some(db(matrix, "own")? - db(matrix, "shared")?)).collect();
+    let [a, b] = costs[..] else { panic!("{costs:?}") };
+    assert!((a - b).abs() > 0.1, "{costs:?}");
+    let text = good(&["quantize", &input, "-o", &again, "--recipe", "nvfp4"]);
+    assert_words(&text, &[&format!("sharing cost {:.2} dB of SQNR in the median of 2 matrices", (a + b) / 2.0)]);
 }

@@ -88,7 +88,7 @@ impl Checkpoint {
     }
 
     /// The scales of these rows of groups, in logical order.
-    fn cast_scales(
+    pub(super) fn cast_scales(
         &self,
         scheme: CastScheme,
         scale: &TensorInfo,

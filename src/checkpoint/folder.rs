@@ -148,8 +148,8 @@ fn of_index(path: &Path, folder: &Path) -> Result<Files> {
     let mut missing: Vec<&String> = shards.iter().filter(is_missing).collect();
     missing.sort_unstable();
     if let Some(first) = missing.first() {
-        let reason =
-            format!("names {first}, which is not there ({} of {} shards are missing)", missing.len(), shards.len());
+        let (number, are) = (missing.len(), if missing.len() == 1 { "is" } else { "are" });
+        let reason = format!("names {first}, which is not there ({number} of {} shards {are} missing)", shards.len());
         let remedy = "fetch what is missing, or the index that belongs to the shards that are there";
         return Err(refuse_file(path, printable(&reason), remedy));
     }

@@ -3,8 +3,8 @@
 //! Parsed here rather than by the safetensors crate's reader because that one wants the whole file in memory, forgets
 //! the order and lets a repeated name pass.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use safetensors::Dtype;
@@ -96,14 +96,18 @@ impl Header {
         }
     }
 
-    /// Those of several files as one, in their order. `is_recipe`: whether such an entry says how a matrix is read. Without that, and without a
-    /// tensor of that name, it is somebody else's, and that of the first file stands, as of all other metadata.
-    pub(super) fn merge(mut headers: Vec<Self>, is_recipe: impl Fn(&str) -> bool) -> Result<Self, Clash> {
+    /// Those of several files as one, in their order, with the keys of metadata in which they differ. `is_recipe`: whether such an entry says how
+    /// a matrix is read. Without that, and without a tensor of that name, it is somebody else's, and that of the first file that has it stands, as
+    /// of all other metadata.
+    pub(super) fn merge(
+        mut headers: Vec<Self>,
+        is_recipe: impl Fn(&str) -> bool,
+    ) -> Result<(Self, BTreeSet<String>), Clash> {
         if headers.len() == 1 {
-            return Ok(headers.remove(0));
+            return Ok((headers.remove(0), BTreeSet::new()));
         }
         let (mut metadata, mut marks) = (BTreeMap::<String, (usize, String)>::new(), Vec::new());
-        let mut differ = Vec::new();
+        let (mut differ, mut keys) = (Vec::new(), BTreeSet::new());
         let mut tensors = Vec::with_capacity(headers.iter().map(|h| h.tensors.len()).sum());
         for (file, header) in headers.into_iter().enumerate() {
             tensors.extend(header.tensors.into_iter().map(|tensor| TensorInfo { file, ..tensor }));
@@ -116,7 +120,11 @@ impl Header {
                     Entry::Vacant(place) => drop(place.insert((file, value))),
                     Entry::Occupied(known) => {
                         let (first, text) = known.get();
-                        if let Some(matrix) = known.key().strip_prefix(RECIPE_KEY).filter(|_| *text != value) {
+                        if *text == value {
+                            continue;
+                        }
+                        keys.insert(known.key().clone());
+                        if let Some(matrix) = known.key().strip_prefix(RECIPE_KEY) {
                             differ.push((matrix.to_string(), [*first, file], is_recipe(text) || is_recipe(&value)));
                         }
                     }
@@ -131,7 +139,7 @@ impl Header {
         let is_there =
             |matrix: &str| CODES_ENDINGS.iter().any(|ending| merged.get(&[matrix, ending].concat()).is_some());
         match differ.into_iter().find(|(matrix, _, are_recipes)| *are_recipes || is_there(matrix)) {
-            None => Ok(merged),
+            None => Ok((merged, keys)),
             Some((matrix, files, _)) => Err(Clash::Recipes { matrix, files }),
         }
     }

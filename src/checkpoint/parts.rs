@@ -207,13 +207,7 @@ impl Listing {
             return Ok(Parts::Cast { scheme, codes, scale });
         }
         if self.is_compressed(name) {
-            if self.get(name).is_some() {
-                return Err(self.refuse(
-                    name,
-                    format!("is in the file twice, as {name} and as {name}{PACKED_SUFFIX}"),
-                    "keep one of the two",
-                ));
-            }
+            self.refuse_plain_too(name, PACKED_SUFFIX)?;
             let codes = self.info(&format!("{name}{PACKED_SUFFIX}"))?;
             let scale = self.ending(name, SCALE_SUFFIXES[0]);
             if let Some(scale) = scale.filter(|scale| is_e8m0(scale.dtype))
@@ -229,6 +223,7 @@ impl Listing {
             });
         }
         if self.is_of_blocks(name) {
+            self.refuse_plain_too(name, BLOCKS_SUFFIX)?;
             let part = |suffix: &str| self.info(&format!("{name}{suffix}"));
             let (codes, scale) = (part(BLOCKS_SUFFIX)?, part(BLOCK_SCALES_SUFFIX)?);
             self.check_blocks(codes, scale)?;
@@ -282,6 +277,17 @@ impl Listing {
             ),
         };
         Err(self.refuse(name, format!("has dtype {}", codes.dtype), remedy))
+    }
+
+    /// Refuses a matrix whose codes have this ending, and whose name another tensor has: its plain values most likely.
+    fn refuse_plain_too(&self, name: &str, ending: &str) -> Result<()> {
+        match self.get(name) {
+            None => Ok(()),
+            Some(_) => {
+                let found = format!("is in the file twice, as {name} and as {name}{ending}");
+                Err(self.refuse(name, found, "keep one of the two"))
+            }
+        }
     }
 
     /// What is said of a scale where a matrix was asked for.

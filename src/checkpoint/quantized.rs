@@ -10,7 +10,7 @@ use super::names::{Dialect, NibbleOrder, is_e8m0, scaled_by_name, wide_dtype};
 use super::parts::{Parts, Second, is_marker};
 use super::plain_rows::widen;
 use super::reader::Checkpoint;
-use super::recipe::{WrittenRecipe, dialect};
+use super::recipe::{Reading, WrittenRecipe, dialect};
 use crate::error::Result;
 use crate::format::layout::ScaleLayout;
 use crate::format::{BlockScaleFormat, Extent, HostQuantMatrix, Scheme, codec};
@@ -212,16 +212,35 @@ impl Checkpoint {
                 format!("has {all} rows in groups of {group}, and {} to {} were to be read", rows.start, rows.end);
             return Err(self.listing.refuse(name, found, "read whole groups that are there"));
         }
+        let mut codes = self.slice(parts.codes(), rows.clone(), cols * scheme.spec().code_bits / 8)?;
+        let (scales, block_scales) = self.scales(name, &parts, &reading, [all, cols], rows.clone())?;
+        if reading.nibble_order == Some(NibbleOrder::HighFirst) {
+            codes.iter_mut().for_each(|pair| *pair = pair.rotate_left(4));
+        }
+        HostQuantMatrix::from_block_logical(scheme, rows.len(), cols, codes, &scales, &block_scales)
+            .map(|matrix| matrix.assume_basis(reading.basis))
+            .map_err(|e| self.listing.refuse(name, format!("cannot be used: {e}"), "quantize it again"))
+    }
+
+    /// The FP32 scales and the block scales of some rows, which begin with a group.
+    fn scales(
+        &self,
+        name: &str,
+        parts: &Parts<'_>,
+        reading: &Reading,
+        [all, cols]: [usize; 2],
+        rows: Range<usize>,
+    ) -> Result<(Vec<f32>, Vec<u8>)> {
+        let scheme = reading.scheme;
         let groups = match scheme.spec().group_rows {
             Extent::All => 0..1,
-            _ => rows.start / group..rows.end.div_ceil(group),
+            extent => rows.start / extent.size(all)..rows.end.div_ceil(extent.size(all)),
         };
         let [_, across] = scheme.scale_grid(all, cols);
-        let mut codes = self.slice(parts.codes(), rows.clone(), cols * scheme.spec().code_bits / 8)?;
         let floats = |tensor, meaning| self.float_scales(tensor, meaning, groups.clone(), across);
         let [_, blocks] = scheme.block_grid(all, cols);
         let bytes = |tensor, bad: fn(u8) -> bool| self.block_scales(tensor, bad, rows.clone(), blocks, reading.tiled);
-        let (scales, block_scales) = match parts {
+        Ok(match *parts {
             Parts::Bytes { scale, .. } if is_e8m0(scale.dtype) && scheme.spec().block.is_some() => {
                 (Vec::new(), bytes(scale, |b| b == 0xFF)?)
             }
@@ -235,13 +254,22 @@ impl Checkpoint {
             },
             Parts::Packed { scale, second, meaning, .. } => (floats(second, meaning)?, bytes(scale, |b| b >= 0x7F)?),
             Parts::Cast { scheme, .. } => return Err(self.listing.no_product(name, scheme)),
-        };
-        if reading.nibble_order == Some(NibbleOrder::HighFirst) {
-            codes.iter_mut().for_each(|pair| *pair = pair.rotate_left(4));
+        })
+    }
+
+    /// Refuses a matrix with a scale that is NaN or infinite, or otherwise none, as its readers do. Its codes are not read.
+    ///
+    /// # Errors
+    /// [`Error::File`](crate::Error::File) naming the first such scale, and as [`Checkpoint::stored_scheme`].
+    pub fn check_scales(&self, name: &str) -> Result<()> {
+        let parts = self.listing.parts(name)?;
+        let (all, cols) = self.listing.logical_shape(name, &parts)?;
+        if let Parts::Cast { scheme, scale, .. } = parts {
+            let [bands, _] = scheme.group().grid(all, cols);
+            return in_parts(bands).try_for_each(|bands| self.cast_scales(scheme, scale, [all, cols], bands).map(drop));
         }
-        HostQuantMatrix::from_block_logical(scheme, rows.len(), cols, codes, &scales, &block_scales)
-            .map(|matrix| matrix.assume_basis(reading.basis))
-            .map_err(|e| self.listing.refuse(name, format!("cannot be used: {e}"), "quantize it again"))
+        let reading = self.listing.reading(name, &parts)?;
+        in_parts(all).try_for_each(|rows| self.scales(name, &parts, &reading, [all, cols], rows).map(drop))
     }
 
     /// Rows of a tensor of `width` elements a row.
@@ -319,4 +347,10 @@ impl Checkpoint {
             }
         }
     }
+}
+
+/// Rows, a multiple of those of every group, by so many as are read at a time.
+fn in_parts(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    const PART: usize = 4096;
+    (0..rows).step_by(PART).map(move |first| first..rows.min(first + PART))
 }

@@ -33,6 +33,7 @@ pub struct Checkpoint {
     /// The index that its files were found by.
     pub(super) index: Option<PathBuf>,
     not_in_index: Vec<String>,
+    differing_metadata: Vec<String>,
 }
 
 impl Checkpoint {
@@ -70,7 +71,7 @@ impl Checkpoint {
         }
         let is_broken = |(_, header): &(usize, &Header)| comfy::is_broken(&header.metadata);
         let broken_marks = headers.iter().enumerate().filter(is_broken).map(|(place, _)| place).collect();
-        let header = Header::merge(headers, said_codes::is_recipe).map_err(|clash| {
+        let (header, differing_metadata) = Header::merge(headers, said_codes::is_recipe).map_err(|clash| {
             let (name, reason, files): (_, _, Vec<&Source>) = match &clash {
                 Clash::Recipes { matrix, files } => {
                     (matrix, "has different recipes in the metadata of two files", files.map(|at| &sources[at]).into())
@@ -98,7 +99,9 @@ impl Checkpoint {
         let listing =
             Listing { path: path_of, files: paths, header, nibble_order: None, comfy, broken_marks, heads: None };
         let not_in_index = index.map(|index| check_index(&listing, index)).transpose()?.unwrap_or_default();
-        let mut checkpoint = Self { listing, sources, open, folder, index: index_path, not_in_index };
+        let differing_metadata = differing_metadata.into_iter().collect();
+        let mut checkpoint =
+            Self { listing, sources, open, folder, index: index_path, not_in_index, differing_metadata };
         checkpoint.read_marks()?;
         Ok(checkpoint)
     }
@@ -159,10 +162,16 @@ impl Checkpoint {
         &self.listing.header.tensors
     }
 
-    /// The metadata; of several files, where they differ, that of the first. Lists of ComfyUI's marks are one list, without those that are broken
+    /// The metadata; of several files, where they differ ([`Checkpoint::differing_metadata`]), that of the first. Lists of ComfyUI's marks are one list, without those that are broken
     /// ([`Checkpoint::broken_marks`]).
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.listing.header.metadata
+    }
+
+    /// The keys of metadata of which several files have different values, sorted. (But for lists of ComfyUI's marks; recipes are refused
+    /// there.)
+    pub fn differing_metadata(&self) -> &[String] {
+        &self.differing_metadata
     }
 
     /// The tensor of this name, if there is one.

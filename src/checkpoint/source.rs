@@ -57,7 +57,8 @@ impl Source {
         let mut beginning = Vec::new();
         (&file).take(BEGINNING).read_to_end(&mut beginning).map_err(io)?;
         let Some(first) = beginning.first_chunk::<8>() else {
-            let reason = format!("it is not a safetensors file: it has {file_len} bytes, fewer than 8");
+            let bytes = if file_len == 1 { "byte" } else { "bytes" };
+            let reason = format!("it is not a safetensors file: it has {file_len} {bytes}, fewer than 8");
             return Err(broken(Fault { tensor: None, reason }));
         };
         if let Some((reason, remedy)) = kind(&beginning) {

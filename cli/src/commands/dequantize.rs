@@ -25,6 +25,7 @@ use crate::data::undo_hadamard;
 use crate::device::{self, Caster, Device};
 use crate::files;
 use crate::folder;
+use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::odd_scales::{self, OddScales};
 use crate::output::{Failure, Form, Outcome, byte_bar, count, float, named, product, shown, table};
@@ -57,13 +58,17 @@ impl Matrix {
     }
 }
 
+/// What is left out.
+const ACTIVATION_SCALES: &str = "scales of activations";
+const MARKS: &str = "ComfyUI's marks of quantized layers";
+
 /// What becomes of a tensor.
 enum Plan {
     Dequantize(Matrix),
     /// The scale of a matrix: goes with it.
     Drop,
-    /// That of the activations which meet it.
-    LeaveOut,
+    /// What has no meaning beside plain values, and what that is.
+    LeaveOut(&'static str),
     Copy,
 }
 
@@ -130,25 +135,32 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         args.dtype,
         shown(&args.output)
     );
-    let left_out = input.tensors().iter().zip(&plans).filter(|(_, plan)| matches!(plan, Plan::LeaveOut));
-    let left_out: Vec<_> = left_out.map(|(tensor, _)| tensor.name.as_str()).collect();
-    let activations = folder::some(left_out.iter().copied())
-        .map(|first| format!("left out, scales of activations: {} ({first})", left_out.len()));
+    let left_out = |what: &str| -> Vec<&str> {
+        let all = input.tensors().iter().zip(&plans);
+        let left = all.filter(|(_, plan)| matches!(plan, Plan::LeaveOut(is) if *is == what));
+        left.map(|(tensor, _)| tensor.name.as_str()).collect()
+    };
+    let left_out = [ACTIVATION_SCALES, MARKS].map(|what| (what, left_out(what)));
+    let left_in_words = left_out.iter().filter_map(|(what, names)| {
+        Some(format!("left out, {what}: {} ({})", names.len(), folder::some(names.iter().copied())?))
+    });
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(), "dtype": args.dtype.name(),
-        "dequantized": Value::from(done), "left_out": left_out,
+        "dequantized": Value::from(done), "left_out": left_out.iter().flat_map(|(_, names)| names).collect::<Vec<_>>(),
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
     Ok(notes
         .into_iter()
         .chain(copied)
         .chain(lost)
+        .chain(foreign::plain_too(&input).map(|text| format!("copied as they are: {text}")))
         .chain(notes::missing_experts(&input))
         .chain(odd)
-        .chain(activations)
+        .chain(left_in_words)
         .chain(stay)
         .chain(remains.of_head_in_words(&input).map(|scales| format!("{scales}: left out")))
         .chain(folder::not_in_index(&input))
+        .chain(folder::written_metadata(&input))
         .chain(folder::broken_marks(&input))
         .fold(outcome, Outcome::note))
 }
@@ -157,7 +169,7 @@ impl Plan {
     fn matrix(&self) -> Option<&Matrix> {
         match self {
             Self::Dequantize(matrix) => Some(matrix),
-            Self::Drop | Self::LeaveOut | Self::Copy => None,
+            Self::Drop | Self::LeaveOut(_) | Self::Copy => None,
         }
     }
 }
@@ -221,8 +233,8 @@ fn plan(
             }
             Some(None) => Plan::Drop,
             // The scales of activations are those of products that are no more.
-            None if is_input_scale(input, tensor) => Plan::LeaveOut,
-            None if input.is_mark(&tensor.name) => Plan::Drop,
+            None if is_input_scale(input, tensor) => Plan::LeaveOut(ACTIVATION_SCALES),
+            None if input.is_mark(&tensor.name) => Plan::LeaveOut(MARKS),
             None if remains.of_head.contains(&tensor.name.as_str()) => Plan::Drop,
             None => Plan::Copy,
         })
@@ -244,19 +256,17 @@ fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> Checkpoi
     let names = matrices.clone().map(|matrix| matrix.name.as_str());
     let names: HashSet<&str> = names.chain(matrices.flat_map(of_experts).map(String::as_str)).collect();
     let gone = |name: &str| names.contains(name);
+    folder::say_format(&mut layout, input);
     for (key, value) in input.metadata() {
         // ComfyUI's list of quantized layers.
         if key != folder::COMFY_MARKS && !key.strip_prefix(RECIPE_KEY).is_some_and(gone) {
             layout.metadata(key, value);
         }
     }
-    if input.folder().is_some() {
-        layout.metadata("format", "pt");
-    }
     for (tensor, plan) in input.tensors().iter().zip(plans) {
         match plan {
             Plan::Dequantize(Matrix { name, shape, .. }) => layout.tensor(name, file_dtype(args.dtype), shape),
-            Plan::Drop | Plan::LeaveOut => {}
+            Plan::Drop | Plan::LeaveOut(_) => {}
             Plan::Copy => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
@@ -346,7 +356,7 @@ impl<'a> Stream<'a> {
         let Self { input, plans, part_bytes, buffers, reads_ahead, .. } = *self;
         for (at, (tensor, plan)) in input.tensors().iter().zip(plans).enumerate() {
             let matrix = match plan {
-                Plan::Drop | Plan::LeaveOut => continue,
+                Plan::Drop | Plan::LeaveOut(_) => continue,
                 Plan::Copy => match pipeline::copy(input, tensor, buffers, |bytes| to.send(Task::Bytes(at, bytes)))? {
                     Sent::All => continue,
                     Sent::NotAll => return Ok(Sent::NotAll),

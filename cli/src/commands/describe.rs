@@ -199,6 +199,7 @@ fn findings(
         found.notes.push("no config.json: engines load no folder without one".into());
     }
     found.notes.extend(remains.of_head_in_words(input));
+    found.notes.extend(folder::differing_metadata(input, "; quantize and dequantize keep that of the first"));
     // Of what is left of a matrix it is said once what is missing.
     let broken = matrices.iter().filter(|m| m.found.is_err() && !remains.tensors.contains(m.name));
     let (stacked, broken): (Vec<_>, Vec<_>) = broken.partition(|m| foreign::is_stacked(input, m.name));
@@ -212,6 +213,7 @@ fn findings(
     } else {
         found.notes.extend(remains.problems.into_iter().map(|text| format!("{text}, unless it is meant so")));
     }
+    found.problems.extend(foreign::plain_too(input));
     if let Some(tensors) = orphans::in_words(&orphans::beside_plain(input)) {
         let what = format!("{}: {tensors} beside weights that are plain", shown(input.path()));
         // A plain model may have learned them.

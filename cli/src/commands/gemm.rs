@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dtype, NibbleOrder, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dtype, NibbleOrder, StoredScheme, printable};
 use scaled_gemm::codec::round_to;
 use scaled_gemm::model_folder;
 use scaled_gemm::reference::GemmInputs;
@@ -144,10 +144,18 @@ fn open(path: &Path, order: Option<NibbleOrder>) -> Result<Checkpoint, Failure> 
     })
 }
 
+/// A matrix that products read. Casts are to be dequantized first: what would end that is said in its place.
+fn matrix(file: &Checkpoint, tensor: &str) -> Result<HostQuantMatrix, Failure> {
+    if matches!(file.stored_scheme(tensor), Ok(StoredScheme::Cast(_))) {
+        file.check_scales(tensor)?;
+    }
+    Ok(file.quant_matrix(tensor)?)
+}
+
 fn quantized(place: &FileTensor, order: Option<NibbleOrder>) -> Result<(Checkpoint, HostQuantMatrix), Failure> {
     let (path, tensor) = place.find()?;
     let file = open(&path, order)?;
-    let matrix = file.quant_matrix(&tensor)?;
+    let matrix = matrix(&file, &tensor)?;
     Ok((file, matrix))
 }
 
@@ -159,7 +167,7 @@ fn activations(place: &FileTensor, order: Option<NibbleOrder>) -> Result<(Checkp
         let (values, dtype) = file.matrix(&tensor)?;
         return Ok((file, HostA::Plain(values, dtype)));
     }
-    let matrix = file.quant_matrix(&tensor)?;
+    let matrix = matrix(&file, &tensor)?;
     Ok((file, HostA::Quantized(matrix)))
 }
 

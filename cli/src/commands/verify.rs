@@ -271,9 +271,12 @@ fn check_recipe(caster: &mut dyn Caster, recipe: Recipe, seed: u64, found: &mut 
         of.dedup();
         let data = if of.is_empty() { String::new() } else { format!(" (data: {})", of.join(", ")) };
         found.failed.push(format!(
-            "{} {}: {codes} codes, {scales} scales, {values} decoded values differ{data}, SQNR {}",
+            "{} {}: {}, {}, {} differ{data}, SQNR {}",
             recipe.scheme(),
             recipe,
+            count(codes, "code", "codes"),
+            count(scales, "scale", "scales"),
+            count(values, "decoded value", "decoded values"),
             number(sqnr)
         ));
     }

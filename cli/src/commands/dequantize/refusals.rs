@@ -10,7 +10,7 @@ use crate::output::{Failure, shown};
 use crate::remains::{self, Remains};
 use crate::unread::{self, Beside, Unread};
 
-/// All that is refused by what is in the headers, whatever the options: also for whoever would advise to dequantize a model.
+/// All that is refused by what is in the headers, and of scales, whatever the options: for whoever would advise to dequantize a model.
 pub fn all(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(), Failure> {
     let remains = remains::find(input, config);
     remains::refuse(&remains)?;
@@ -19,9 +19,27 @@ pub fn all(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(), Failu
     if names.is_empty() {
         none(input, config, &remains)?;
     }
-    names.into_iter().try_for_each(|name| input.quant_info(name).map(drop))?;
+    names.iter().try_for_each(|name| input.quant_info(name).map(drop))?;
     unread(input, config, &remains)?;
-    beside(input)
+    beside(input)?;
+    scales(input, &names)
+}
+
+/// Most bytes of scales that are looked at in all: those of 9 GiB of NVFP4, and of more of all else.
+const MOST_SCALES: u64 = 1 << 30;
+
+/// Refuses scales that are no numbers, which `dequantize` meets in its work.
+fn scales(input: &Checkpoint, names: &[&str]) -> Result<(), Failure> {
+    let mut read = 0;
+    for name in names {
+        let (.., parts) = input.quant_info(name)?;
+        let bytes: u64 = parts.iter().skip(1).map(|scale| scale.bytes()).sum();
+        if read + bytes <= MOST_SCALES {
+            read += bytes;
+            input.check_scales(name)?;
+        }
+    }
+    Ok(())
 }
 
 /// In words, for whoever would advise it. `path`: of the model, which is named already.

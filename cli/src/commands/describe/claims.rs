@@ -9,6 +9,7 @@ use super::configs::{Method, Said};
 use super::{Matrix, formats, groups, layers};
 use crate::by_parts::ByParts;
 use crate::folder::module;
+use crate::output::of_number;
 
 /// Where `config.json` or `hf_quant_config.json` says another scheme, or other groups, than the tensors have. `plain`: modules that are
 /// not quantized.
@@ -92,29 +93,37 @@ fn by_layer(said: &Said<'_>, algorithms: &Map<String, Value>, matrices: &[&Matri
             }
         }
     }
-    for ((algorithm, scheme), names) in others {
-        if let Some(names) = layers(&names) {
+    for ((algorithm, scheme), others) in others {
+        if let Some(names) = layers(&others) {
+            let [they_are, them] = they(others.len());
             found.push(format!(
-                "{file} says quant_algo {} of {names}, and they are {scheme}: engines read them by what it says; mend it, or quantize the \
+                "{file} says quant_algo {} of {names}, and {they_are} {scheme}: engines read {them} by what it says; mend it, or quantize the \
                  model again",
                 printable(algorithm)
             ));
         }
     }
     if let Some(names) = layers(&missing) {
+        let [they_are, _] = they(missing.len());
         found.push(format!(
-            "quantized_layers of {file} does not name {names}, and they are quantized: engines take their codes for plain weights; mend \
+            "quantized_layers of {file} does not name {names}, and {they_are} quantized: engines take the codes for plain weights; mend \
              it, or quantize the model again"
         ));
     }
     let named: Vec<&str> = plain.iter().copied().filter(|module| algorithms.contains_key(*module)).collect();
     if let Some(names) = layers(&named) {
+        let [they_are, _] = they(named.len());
         found.push(format!(
-            "quantized_layers of {file} names {names}, and they are plain: engines take plain weights for codes; mend it, or quantize the \
+            "quantized_layers of {file} names {names}, and {they_are} plain: engines take plain weights for codes; mend it, or quantize the \
              model again"
         ));
     }
     found
+}
+
+/// The words for so many layers.
+pub fn they(number: usize) -> [&'static str; 2] {
+    [of_number(number, "it is", "they are"), of_number(number, "it", "them")]
 }
 
 /// What the schemes of a config are called here, and in which words it says so.
@@ -138,8 +147,9 @@ fn against(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
         let others: Vec<_> = read().filter(|(m, scheme)| !fits(&claim, m, *scheme)).collect();
         let names: Vec<&str> = others.iter().map(|(m, _)| module(m.name)).collect();
         if let (Some(names), Some((_, scheme))) = (layers(&names), others.first()) {
+            let (are, [_, them]) = (of_number(others.len(), "is", "are"), they(others.len()));
             found.push(format!(
-                "{file} says {}, which is {}, and {names} are {scheme}: engines read them by what it says; mend it, or quantize the \
+                "{file} says {}, which is {}, and {names} {are} {scheme}: engines read {them} by what it says; mend it, or quantize the \
                  model again",
                 claim.words,
                 claim.schemes.join(" or ")
@@ -156,10 +166,11 @@ fn against(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
         let of = |found: StoredScheme| found.name() == scheme;
         let names: Vec<&str> = read().filter(|(_, found)| of(*found)).map(|(m, _)| module(m.name)).collect();
         let size = if scheme == "nvfp4" { 16 } else { 32 };
+        let are = of_number(names.len(), "is", "are");
         if let Some(names) = layers(&names).filter(|_| !sizes.is_empty() && !sizes.contains(&size)) {
             let said: Vec<_> = sizes.iter().map(u64::to_string).collect();
             found.push(format!(
-                "{file} says group_size {}, and {names} are {scheme}, with a scale for {size} columns; mend it, or quantize the model again",
+                "{file} says group_size {}, and {names} {are} {scheme}, with a scale for {size} columns; mend it, or quantize the model again",
                 said.join(" and ")
             ));
         }

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::configs::{Method, Said};
 use super::{Matrix, claims, formats, layers};
 use crate::folder::module;
+use crate::output::of_number;
 
 /// Groups whose `num_bits`, `type` or `strategy` is not that of the matrices. Of groups that differ nothing is said.
 pub fn problems(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
@@ -21,9 +22,10 @@ pub fn problems(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
         let read = matrices.iter().filter_map(|m| Some((m, m.found.as_ref().ok()?.0)));
         let others: Vec<_> = read.filter(|(m, scheme)| !is_so(m, scheme.name())).collect();
         let names: Vec<&str> = others.iter().map(|(m, _)| module(m.name)).collect();
+        let (are, [_, them]) = (of_number(names.len(), "is", "are"), claims::they(names.len()));
         let (names, (_, scheme)) = (layers(&names)?, others.first()?);
         Some(format!(
-            "{} says {words} of weights, and {names} are {scheme}: engines read them by what it says; mend it, or quantize the model again",
+            "{} says {words} of weights, and {names} {are} {scheme}: engines read {them} by what it says; mend it, or quantize the model again",
             said.file
         ))
     };

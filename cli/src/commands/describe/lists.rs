@@ -14,6 +14,7 @@ use super::configs::{CONFIG, HF, Method, Said};
 use super::entries::{LISTS, is_names};
 use super::{Findings, layers};
 use crate::folder::some;
+use crate::output::of_number;
 
 /// Patterns looked at, and their bytes together: as many as a config may have. What they may become together, and one of them.
 const MOST_PATTERNS: usize = 256;
@@ -256,8 +257,9 @@ pub fn problems(
         if let Some(names) = layers(&ignored) {
             let by = some(entries.iter().copied()).map(|entries| format!(" by {entries}")).unwrap_or_default();
             let what = if entries.is_empty() { "the names" } else { "that" };
+            let are = of_number(ignored.len(), "is", "are");
             found.problems.push(format!(
-                "{names} that {words} says are not quantized{by}: engines take their codes for plain weights; take {what} out of its \
+                "{names} that {words} says {are} not quantized{by}: engines take the codes for plain weights; take {what} out of its \
                  list, or quantize the model again"
             ));
         }

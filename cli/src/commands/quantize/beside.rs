@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use scaled_gemm::checkpoint::{
-    Checkpoint, CheckpointLayout, Dialect, Dtype, RECIPE_KEY, SCALE_ENDINGS, TensorInfo, scaled_by_name,
+    CODES_ENDINGS, Checkpoint, CheckpointLayout, Dialect, Dtype, RECIPE_KEY, SCALE_ENDINGS, TensorInfo, scaled_by_name,
 };
 use scaled_gemm::model_folder::ModelConfig;
 
@@ -12,6 +12,7 @@ use super::plan::Plans;
 use crate::activations::{ACTIVATIONS, is_scale};
 use crate::copied;
 use crate::folder::{self, module};
+use crate::foreign;
 use crate::orphans;
 use crate::output::{Failure, count, exactly, named, shown};
 use crate::remains;
@@ -36,7 +37,8 @@ pub fn refuse_stale(
     owners: &[usize],
 ) -> Result<(), Failure> {
     let mut known = HashSet::new();
-    let found = experts(input, plans).into_iter().chain(twice(input, plans, layout, owners));
+    let found = codes(input, plans).into_iter().chain(experts(input, plans));
+    let found = found.chain(twice(input, plans, layout, owners));
     let found: Vec<_> =
         found.chain(scales(input, plans, layout, dialect)).filter(|one| known.insert(one.name)).collect();
     let path = shown(input.path());
@@ -74,6 +76,25 @@ fn exclude(plans: &Plans, matrices: &[&Item]) -> String {
         few if few <= MOST_NAMED => format!(", or leave the matrices as they are with --exclude {}", exactly(names)),
         _ => ", or leave the matrices as they are with --exclude".into(),
     }
+}
+
+/// Codes of a matrix that is there plain, too: which of the two counts nobody knows.
+fn codes<'a>(input: &'a Checkpoint, plans: &'a Plans) -> Vec<InTheWay<'a>> {
+    let mut found = Vec::new();
+    let quantized: HashSet<&str> = input.quantized().into_iter().collect();
+    for matrix in plans.weights().map(|(at, _)| &plans.items[at]) {
+        let plain = &input.tensors()[matrix.tensor].name;
+        if !quantized.contains(plain.as_str()) {
+            continue;
+        }
+        let codes = CODES_ENDINGS.iter().filter(|ending| !ending.is_empty());
+        let codes = codes.filter_map(|ending| input.get(&[plain.as_str(), ending].concat()));
+        found.extend(codes.filter(|codes| codes.dtype == Dtype::U8).map(|codes| {
+            let why = format!("holds codes of {}, which is there plain, too, and would be quantized", named(plain));
+            InTheWay { name: &codes.name, why, matrix }
+        }));
+    }
+    found
 }
 
 /// Tensors with the name of an expert that is taken out of another.
@@ -235,5 +256,11 @@ pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<St
     let lost = unread::lost_casts(&Unread::find(input, config, &remains.tensors).lost);
     let lost = lost.map(|lost| format!("copied as they are: {lost}"));
     let alone = scales_alone(input, &remains.tensors);
-    left.into_iter().chain(lost).chain(alone).chain(copied::beside_plain(input, |name| said.contains(name))).collect()
+    let plain_too = foreign::plain_too(input).map(|text| format!("copied as they are: {text}"));
+    left.into_iter()
+        .chain(lost)
+        .chain(alone)
+        .chain(plain_too)
+        .chain(copied::beside_plain(input, |name| said.contains(name)))
+        .collect()
 }

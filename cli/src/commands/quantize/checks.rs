@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use super::super::dequantize::refusals;
 use super::super::describe;
-use super::plan::{Given, Plans};
+use super::items::{Item, RAGGED};
+use super::plan::{Given, Plan, Plans};
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
@@ -48,8 +49,18 @@ pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, ta
     Ok(())
 }
 
-/// Refuses matrices that a cast cannot store.
-pub fn refuse_shapes(input: &Checkpoint, plans: &Plans) -> Result<(), Failure> {
+/// Refuses matrices that a cast cannot store, experts in one tensor among them, which are copied by default.
+pub fn refuse_shapes(input: &Checkpoint, plans: &Plans, target: Target) -> Result<(), Failure> {
+    let ragged = plans.items.iter().zip(&plans.tensors).find(|(_, plan)| **plan == Plan::Copy(RAGGED));
+    if let Some((Item { name, shape, .. }, _)) = ragged.filter(|_| target.product().is_none()) {
+        return Err(Failure::Use(format!(
+            "{}: tensor {}: {shape:?}, experts in one tensor whose matrices have {RAGGED}, as those of a cast must be; pad them with zeros, or leave \
+             the tensor out with --exclude {}",
+            shown(input.path()),
+            named(name),
+            exactly([name.as_str()])
+        )));
+    }
     for (at, weight) in plans.weights() {
         let Target::Cast(recipe) = weight.target else { continue };
         let name = &plans.items[at].name;

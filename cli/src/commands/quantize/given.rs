@@ -13,7 +13,7 @@ use scaled_gemm::{
 };
 use serde_json::{Value, json};
 
-use crate::output::{Failure, MANY, float, named, starred};
+use crate::output::{Failure, MANY, float, named, of_number, starred};
 
 /// Values beyond what an amax reaches, of a hundred, from which on that is said. Calibration by percentiles cuts off fewer.
 const MOST_BEYOND: f64 = 1.0;
@@ -180,12 +180,12 @@ impl GivenAmax {
     fn describe(&self, name: &str, loss: Loss) -> String {
         let Self { amax, reach, largest, values, not_zero, beyond, became_zero, least_db, blocks, zero_blocks, .. } =
             *self;
-        let ([cut, _], given) = (self.percents(), float(amax));
+        let ([cut, _], given, are) = (self.percents(), float(amax), of_number(beyond as usize, "is", "are"));
         let found = match loss {
             Loss::Beyond => {
                 let most = if reach > amax { format!("{reach}, the most for ") } else { String::new() };
                 format!(
-                    "{beyond} of {values} values ({cut:.1} %) are beyond {most}the given amax {given} and became the largest code"
+                    "{beyond} of {values} values ({cut:.1} %) {are} beyond {most}the given amax {given} and became the largest code"
                 )
             }
             Loss::Zero => {
@@ -206,10 +206,10 @@ impl GivenAmax {
     /// A line for several matrices of such a name.
     fn describe_all(&self, name: &str, number: usize, loss: Loss) -> String {
         let Self { not_zero, values, beyond, became_zero, least_db, blocks, zero_blocks, .. } = *self;
-        let [cut, _] = self.percents();
+        let ([cut, _], are) = (self.percents(), of_number(beyond as usize, "is", "are"));
         let found = match loss {
             Loss::Beyond => format!(
-                "{beyond} of {values} values ({cut:.1} %) are beyond the given amax and became the largest code"
+                "{beyond} of {values} values ({cut:.1} %) {are} beyond the given amax and became the largest code"
             ),
             Loss::Zero => {
                 format!("{became_zero} of {not_zero} values that are not zero became zero by the given amax")

@@ -6,6 +6,9 @@ use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype, TensorInfo};
 use scaled_gemm::model_folder::{ExpertTensor, ModelConfig};
 use scaled_gemm::pair::check_quantize_cols;
 
+/// Why matrices are copied, and experts in one tensor.
+pub const RAGGED: &str = "columns not a multiple of 16";
+
 /// A tensor of the input, or a matrix within one.
 pub struct Item {
     pub name: String,
@@ -173,7 +176,7 @@ fn matrices(at: usize, tensor: &TensorInfo, kind: ExpertTensor, dialect: Dialect
     }
     // Before they are listed: a file of some bytes may have millions.
     if check_quantize_cols(&tensor.name, cols).is_err() {
-        return Err("columns not a multiple of 16");
+        return Err(RAGGED);
     }
     if experts > MOST_EXPERTS {
         return Err("more than 65536 experts in one tensor");

@@ -1,8 +1,9 @@
 //! Finite values of which a recipe keeps nothing: those whose codes and scales come to infinity, and groups and matrices that became zeros.
 
+use ndarray::Array2;
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::codec::decode_block_scale;
-use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, reference};
+use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, Fp8Format, MxScaleRule, Mxfp8Recipe, reference};
 
 use super::zero_groups::ZeroGroups;
 use crate::coded::Coded;
@@ -22,8 +23,8 @@ pub struct Lost {
     pub beyond: usize,
     /// All that comes back is zero.
     zeros: bool,
-    /// Not all was. Of interest where all that comes back is.
-    not_zero: bool,
+    /// The largest value. Of interest where all that comes back is.
+    largest: f32,
     pub groups: ZeroGroups,
 }
 
@@ -45,7 +46,7 @@ impl Lost {
             undo_hadamard(&mut back);
         }
         let beyond = x.to_f32().iter().zip(&back).filter(|(x, back)| x.is_finite() && back.is_infinite()).count();
-        Self { beyond, zeros: back.iter().all(|value| *value == 0.0), not_zero: x.amax() > 0.0, groups }
+        Self { beyond, zeros: back.iter().all(|value| *value == 0.0), largest: x.amax(), groups }
     }
 
     /// With that of rows that come after.
@@ -53,22 +54,23 @@ impl Lost {
         Self {
             beyond: self.beyond + later.beyond,
             zeros: self.zeros && later.zeros,
-            not_zero: self.not_zero || later.not_zero,
+            largest: self.largest.max(later.largest),
             groups: self.groups.with(later.groups),
         }
     }
 
     /// Whether all values of a matrix became zeros that were not all.
     pub fn became_zeros(&self) -> bool {
-        self.zeros && self.not_zero
+        self.zeros && self.largest > 0.0
     }
 
     /// Lines for the result, where there is something to say; `are_zeros_said`: of zeros more is said elsewhere.
     pub fn describe(&self, name: &str, others: Others, are_zeros_said: bool) -> String {
         let (mut text, name) = (String::new(), named(name));
-        let remedy = match others {
-            Others::Some => "scale them up, or leave the matrix as it is (--exclude)",
-            Others::None => "scale them up, or choose another recipe",
+        let remedy = |largest| match (others, recipe_for(largest)) {
+            (Others::Some, _) => "scale them up, or leave the matrix as it is (--exclude)".into(),
+            (Others::None, Some(recipe)) => format!("scale them up, or use {recipe}"),
+            (Others::None, None) => "scale them up".to_string(),
         };
         if self.beyond > 0 {
             text += &format!(
@@ -77,17 +79,30 @@ impl Lost {
                 count(self.beyond, "value is", "values are")
             );
         }
-        let ZeroGroups { zeros, all } = self.groups;
+        let ZeroGroups { zeros, all, largest } = self.groups;
         if self.became_zeros() && !are_zeros_said {
-            text += &format!("{name}: all its values became 0, and not all were; {remedy}\n");
+            text += &format!("{name}: all its values became 0, and not all were; {}\n", remedy(self.largest));
         } else if zeros > 0 && !are_zeros_said {
             text += &format!(
-                "{name}: all values of {zeros} of its {} became 0, and not all were; {remedy}\n",
-                count(all, "group", "groups")
+                "{name}: all values of {zeros} of its {} became 0, and not all were; {}\n",
+                count(all, "group", "groups"),
+                remedy(largest)
             );
         }
         text
     }
+}
+
+/// What keeps a group of which this is the largest value, if a recipe does: none has smaller scales than MXFP8. The reference is asked.
+fn recipe_for(largest: f32) -> Option<&'static str> {
+    let keeps = |format| {
+        let x = Array2::from_elem((1, 32), largest);
+        let recipe = Mxfp8Recipe { format, rule: MxScaleRule::default() };
+        let q = reference::quantize(x.view(), DType::F32, recipe).ok()?;
+        reference::dequantize(&q, DType::F32).iter().any(|value| *value != 0.0).then_some(())
+    };
+    let all = [(Fp8Format::E4M3, "--recipe mxfp8"), (Fp8Format::E5M2, "--recipe mxfp8 --format e5m2")];
+    all.into_iter().find_map(|(format, recipe)| keeps(format).map(|()| recipe))
 }
 
 /// The largest FP32 scale, times the largest of blocks. NaN does not count.

@@ -63,7 +63,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     if plans.weights().next().is_none() {
         return Err(Failure::Use(report::nothing_to_do(of, &plans.items, &plans.tensors)));
     }
-    checks::refuse_shapes(&input, &plans)?;
+    checks::refuse_shapes(&input, &plans, first)?;
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
     let unused = scales.as_ref().map(|scales| unused(args, scales, (&input, &plans), &both)).transpose()?;
@@ -88,6 +88,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(unused.into_iter().flatten())
             .chain(untaken)
             .chain(folder::not_in_index(&input))
+            .chain(folder::written_metadata(&input))
             .chain(folder::broken_marks(&input))
             .chain(unread)
             .chain(entering)
@@ -182,10 +183,7 @@ fn layout(
 ) -> Result<(CheckpointLayout, Vec<(String, f32)>), Failure> {
     let (mut layout, mut inputs) = (CheckpointLayout::of_dialect(dialect), Vec::new());
     let mut owners = Vec::with_capacity(plans.items.len());
-    if input.folder().is_some() {
-        // Readers of models ask for it.
-        layout.metadata("format", "pt");
-    }
+    folder::say_format(&mut layout, input);
     let layers = plans.weights().map(|(at, _)| module(&plans.items[at].name));
     let layers: HashSet<&str> = layers.chain(plan::left_layers(input)).collect();
     for (key, value) in input.metadata() {

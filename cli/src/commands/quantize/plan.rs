@@ -10,7 +10,7 @@ use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{CodeFormat, DType, Scheme};
 
 use super::fuse;
-use super::items::{Item, Whole, items};
+use super::items::{Item, RAGGED, Whole, items};
 use crate::args::QuantizeArgs;
 use crate::folder::module;
 use crate::foreign::ForeignLayers;
@@ -91,7 +91,6 @@ const OLD_SCALE: &str =
     "scales of what a matrix was that is plain now, by an entry of the metadata, which is left out, too";
 /// Why others are.
 pub const EXCLUDED: &str = "matched by --exclude";
-pub const RAGGED: &str = "columns not a multiple of 16";
 pub const RAGGED_MX: &str = "columns not a multiple of 32, which engines need for MX";
 const FUSED_RAGGED: &str = "engines fuse it, and 128 does not divide the rows of its group";
 const FUSED_TORN: &str = "engines fuse it with a layer that is left alone: quantize that too, or write plain";

@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::super::dequantize::refusals;
 use super::given::{self, GivenAmax};
-use super::items::Item;
+use super::items::{Item, RAGGED};
 use super::plan::{
-    BY_CONFIG, CODED, EXCLUDED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED, left_out,
+    BY_CONFIG, CODED, EXCLUDED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, RAGGED_MX, TRANSPOSED, left_out,
 };
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
-use crate::output::{MANY, bytes, count, named, shown, starred, table};
+use crate::output::{MANY, bytes, count, median, named, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
 use crate::unread::{self, Unread};
@@ -240,12 +240,13 @@ impl Report<'_> {
         let Some(found) = found else { return text };
         let mut costs: Vec<_> = found.shared.iter().map(|(at, [own, shared])| (own - shared, *at)).collect();
         costs.sort_by(|a, b| a.0.total_cmp(&b.0));
-        if let (Some((median, _)), Some((most, at))) = (costs.get(costs.len() / 2), costs.last()) {
+        let sorted: Vec<f64> = costs.iter().map(|(cost, _)| *cost).collect();
+        if let (Some(median), Some((most, at))) = (median(&sorted), costs.last()) {
             text += &format!(
                 "sharing {} dB of SQNR in the median of {}, {} dB in {} (first 128 rows)\n",
-                change(*median),
+                change(median),
                 count(costs.len(), "matrix whose scale it changed", "matrices whose scale it changed"),
-                at_most(*median, *most),
+                at_most(median, *most),
                 printable(&self.plans.items[*at].name)
             );
         }

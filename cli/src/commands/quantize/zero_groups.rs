@@ -1,15 +1,21 @@
 //! Groups of elements with a scale of their own of which nothing is left: all that comes back is zero, and not all was.
 
+use ndarray::s;
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::{BlockScaleFormat, CodeFormat, Extent, HostCastMatrix, HostQuantMatrix};
 
 use crate::coded::Coded;
+
+/// Columns of a block of MX.
+const MX_BLOCK: usize = 32;
 
 /// How many groups became zeros, and of how many.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ZeroGroups {
     pub zeros: usize,
     pub all: usize,
+    /// The largest value of those that became zeros, where they are whole blocks of MX: 0 where others may be in theirs.
+    pub largest: f32,
 }
 
 impl ZeroGroups {
@@ -24,7 +30,7 @@ impl ZeroGroups {
 
     /// With those of rows that come after.
     pub fn with(self, later: Self) -> Self {
-        Self { zeros: self.zeros + later.zeros, all: self.all + later.all }
+        Self { zeros: self.zeros + later.zeros, all: self.all + later.all, largest: self.largest.max(later.largest) }
     }
 
     fn of_quantized(x: &PlainRows, q: &HostQuantMatrix) -> Self {
@@ -89,7 +95,7 @@ impl Grid {
         }
         let (bits, mask) = (self.format.bits(), if self.format == CodeFormat::E2M1 { 0x77 } else { 0x7F });
         let groups = self.length.div_ceil(width);
-        let mut found = ZeroGroups { zeros: 0, all: self.lines.div_ceil(height) * groups };
+        let mut found = ZeroGroups { all: self.lines.div_ceil(height) * groups, ..ZeroGroups::default() };
         let mut candidates = Vec::new();
         for (band, codes) in codes.chunks(height * self.length * bits / 8).enumerate() {
             for group in 0..groups {
@@ -110,12 +116,17 @@ impl Grid {
         }
         let x = x.to_f32();
         let x = if self.is_transposed { x.reversed_axes() } else { x };
-        let was_zero = |(band, group): &(usize, usize)| {
+        let has_blocks = !self.is_transposed && (width.is_multiple_of(MX_BLOCK) || width >= self.length);
+        for (band, group) in candidates {
             let [lines, columns] = [band * height, group * width];
             let (last, end) = ((lines + height).min(self.lines), (columns + width).min(self.length));
-            (lines..last).all(|i| (columns..end).all(|j| x[(i, j)] == 0.0))
-        };
-        found.zeros = candidates.iter().filter(|place| !was_zero(place)).count();
+            let values = x.slice(s![lines..last, columns..end]);
+            if values.iter().any(|value| *value != 0.0) {
+                found.zeros += 1;
+                let largest = values.iter().fold(found.largest, |most, value| most.max(value.abs()));
+                found.largest = if has_blocks { largest } else { 0.0 };
+            }
+        }
         found
     }
 }

@@ -1,0 +1,117 @@
+//! What a file says beside its tensors: the metadata of its header, and marks of its layers.
+
+mod common;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+
+use common::*;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use scaled_gemm::checkpoint::{Checkpoint, RECIPE_KEY};
+use serde_json::json;
+
+type Metadata<'a> = &'a [(&'a str, &'a str)];
+
+/// A folder of so many shards, each with a matrix and the metadata of its own.
+fn sharded(path: &str, shards: &[Metadata<'_>]) {
+    fs::create_dir(path).unwrap();
+    fs::write(format!("{path}/config.json"), "{}").unwrap();
+    let mut map = BTreeMap::new();
+    for (i, metadata) in shards.iter().enumerate() {
+        let (name, file) = (format!("l.{i}.o_proj.weight"), format!("model-{i}.safetensors"));
+        let (_, dtype, shape, bytes) = f32_tensor("w", [16, 32], i as u32);
+        let view = TensorView::new(dtype, shape, &bytes).unwrap();
+        let metadata: HashMap<String, String> = metadata.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        let metadata = (!metadata.is_empty()).then_some(metadata);
+        fs::write(format!("{path}/{file}"), safetensors::serialize([(name.clone(), view)], metadata).unwrap()).unwrap();
+        map.insert(name, file);
+    }
+    let index = json!({"metadata": {}, "weight_map": map}).to_string();
+    fs::write(format!("{path}/model.safetensors.index.json"), index).unwrap();
+}
+
+/// The metadata of what was written, without recipes: of each file the same.
+fn metadata_of(path: &str) -> BTreeMap<String, String> {
+    let of_file = |file: &std::path::PathBuf| -> BTreeMap<String, String> {
+        let bytes = fs::read(file).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let all = header.metadata().clone().unwrap_or_default();
+        all.into_iter().filter(|(key, _)| !key.starts_with(RECIPE_KEY)).collect()
+    };
+    let mut all: Vec<_> = Checkpoint::open(path).unwrap().files().iter().map(of_file).collect();
+    all.dedup();
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.remove(0)
+}
+
+/// (Of several values that of the first shard was taken without a word.)
+#[test]
+fn metadata_of_shards_are_kept_and_where_they_differ_it_is_told() {
+    let folder = Folder::new();
+    let all: [Metadata; 2] =
+        [&[("format", "pt"), ("a", "1"), ("b", "2")], &[("format", "pt"), ("b", "2"), ("a", "3"), ("c", "4")]];
+    for (name, shards, a, differ) in [("alike", [all[0], &all[1][..2]], "1", false), ("other", all, "1", true)] {
+        let [input, q, back] = ["", "-q", "-back"].map(|end| folder.file(&format!("{name}{end}")));
+        sharded(&input, &shards);
+        let quantized = said(&["quantize", &input, "-o", &q, "--recipe", "fp8-row", "--shard-size", "600B"]);
+        let words = [input.as_str(), ": its shards differ in 1 entry of the metadata (a)"].concat();
+        let info = good(&["info", &input]);
+        for text in [quantized, info] {
+            assert_eq!(text.contains(&words), differ, "{name}: {text}");
+        }
+        // What is written is alike.
+        assert!(!said(&["dequantize", &q, "-o", &back, "--shard-size", "1100B"]).contains("differ"));
+        for written in [&q, &back] {
+            assert_eq!(Checkpoint::open(written).unwrap().files().len(), 2, "{name}");
+            let mut want = BTreeMap::from([("format", "pt"), ("a", a), ("b", "2")]);
+            want.extend(differ.then_some(("c", "4")));
+            let found = metadata_of(written);
+            assert_eq!(found.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect::<BTreeMap<_, _>>(), want, "{name}");
+        }
+    }
+}
+
+/// (dequantize wrote `pt`, whatever was there.)
+#[test]
+fn the_format_of_the_metadata_stays_and_of_a_folder_without_one_it_is_pt() {
+    let folder = Folder::new();
+    for (i, (metadata, want)) in
+        [(&[("format", "mlx")][..], "mlx"), (&[("format", "pt")], "pt"), (&[("a", "1")], "pt"), (&[], "pt")]
+            .into_iter()
+            .enumerate()
+    {
+        let [input, q, back] = ["", "-q", "-back"].map(|end| folder.file(&format!("{i}{end}")));
+        sharded(&input, &[metadata]);
+        good(&["quantize", &input, "-o", &q, "--recipe", "fp8-row"]);
+        good(&["dequantize", &q, "-o", &back]);
+        let of = |path: &str| metadata_of(path).remove("format");
+        assert_eq!([of(&q).as_deref(), of(&back).as_deref()], [Some(want); 2], "{metadata:?}");
+        // Of a file nothing is added.
+        let [q, back] = ["q", "back"].map(|end| folder.file(&format!("{i}-{end}.safetensors")));
+        good(&["quantize", &format!("{input}/model-0.safetensors"), "-o", &q, "--recipe", "fp8-row"]);
+        good(&["dequantize", &q, "-o", &back]);
+        let said = metadata.iter().find(|(key, _)| *key == "format").map(|(_, format)| *format);
+        assert_eq!([of(&q).as_deref(), of(&back).as_deref()], [said; 2], "{metadata:?}");
+    }
+}
+
+/// (They went without a word.)
+#[test]
+fn dequantize_tells_of_marks_that_it_leaves_out() {
+    let folder = Folder::new();
+    let [input, output] = ["in", "out"].map(|name| folder.file(name));
+    write(
+        &input,
+        &[
+            ("l.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]),
+            ("l.weight_scale", Dtype::F32, vec![], f32_bytes(&[1.0])),
+            ("l.comfy_quant", Dtype::U8, vec![27], br#"{"format": "float8_e4m3fn"}"#.to_vec()),
+            ("scaled_fp8", Dtype::F8_E4M3, vec![0], vec![]),
+        ],
+    );
+    let text = said(&["dequantize", &input, "-o", &output]);
+    assert_words(&text, &["left out, ComfyUI's marks of quantized layers: 2 (", "l.comfy_quant", "scaled_fp8"]);
+    let value = json(&["dequantize", &input, "-o", &output, "--json"]);
+    assert_eq!(value["left_out"].as_array().unwrap().len(), 2, "{value}");
+    assert_eq!(Checkpoint::open(&output).unwrap().tensors().len(), 1);
+}
