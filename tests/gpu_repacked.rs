@@ -7,6 +7,8 @@ mod common;
 mod guarded;
 #[path = "common/guarded_weights.rs"]
 mod guarded_weights;
+#[path = "common/repacked.rs"]
+mod repacked;
 #[allow(dead_code, unused_imports, reason = "what is for other codes is the other suites'")]
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
@@ -14,6 +16,7 @@ mod small_m_weights;
 use common::gemm::*;
 use common::*;
 use guarded_weights::check_between_guards;
+use repacked::repacked;
 use scaled_gemm::{
     Accumulation, CodeOrder, DType, Formulation, GemmArgs, GemmDesc, Handle, HostQuantMatrix, MatMut, MatRef,
     Nvfp4Recipe, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, SmallMBlock, SmallMConfig,

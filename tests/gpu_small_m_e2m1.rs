@@ -9,6 +9,8 @@ mod guarded;
 mod guarded_weights;
 #[path = "gpu_small_m_e2m1/one_row.rs"]
 mod one_row;
+#[path = "common/repacked.rs"]
+mod repacked;
 #[path = "common/small_m_weights.rs"]
 mod small_m_weights;
 #[path = "common/told.rs"]

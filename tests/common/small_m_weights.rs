@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ndarray::{Array2, s};
 use scaled_gemm::reference::{Gelu, SumBound};
 use scaled_gemm::{
-    Accumulation, CodeOrder, DType, Formulation, GemmDesc, GemmPlan, Handle, HostQuantMatrix, KernelFamily, Operand,
-    PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, SmallMOperands, TuneRecord,
+    Accumulation, DType, Formulation, GemmDesc, GemmPlan, Handle, HostQuantMatrix, KernelFamily, Operand, PlanOptions,
+    QuantMatrix, Scheme, SmallMBlock, SmallMConfig, SmallMOperands, TuneRecord,
 };
 
 pub const BF16: Operand = Operand::Plain(DType::Bf16);
@@ -25,16 +25,6 @@ pub fn decoding() -> Option<Handle> {
     let handle = handle_with(KernelFamily::SmallMWeights)?;
     CLUSTERS.store(handle.device().compute_capability >= (9, 0), Ordering::Relaxed);
     Some(handle)
-}
-
-/// The same operands with the codes of B repacked.
-pub fn repacked(handle: &Handle, mut both: Both) -> Both {
-    let b = match &mut both {
-        Both::Quantized(ops) => &mut ops.b,
-        Both::Plain(ops) => &mut ops.b,
-    };
-    b.repack(handle, CodeOrder::Repacked).unwrap();
-    both
 }
 
 /// Whether its blocks form clusters; else a plan has scratch memory for parts of sums, too.

@@ -4,6 +4,7 @@ use ndarray::s;
 use scaled_gemm::{CodeOrder, Handle, SmallMBlock, SmallMConfig};
 
 use super::*;
+use crate::repacked::repacked;
 use crate::told::{self, told};
 use CodeOrder::{Published, Repacked};
 use SmallMBlock::{Eight, Four, Narrow, Sixteen};
