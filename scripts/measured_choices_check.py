@@ -15,6 +15,7 @@ specification.loader.exec_module(choices)
 
 H100 = ("2026-11-27-nvidia-h100-formulations-2",)
 H200 = ("2026-11-23-nvidia-h200", "2026-11-23-nvidia-h200-fea77ce", "2026-11-24-nvidia-h200-4259385")
+H200_SM90 = ("2026-11-29-nvidia-h200-formulations",)
 TABLE = re.compile(r"^pub\(super\) const (\w+): &\[Measured<Row>\] = &\[\n(.*?)^\];", re.MULTILINE | re.DOTALL)
 
 
@@ -44,11 +45,12 @@ class Tables(unittest.TestCase):
         for name, text in committed.items():
             self.assertEqual(text, made[name], name)
 
-    def test_those_of_an_h200_are_of_its_three_records(self):
-        # Those of SM90 are of one that was not kept.
-        made = self.made_of(H200)
-        for name, text in self.committed("measured.rs", ["REPEATED_SCALES", "RESCALED"]).items():
-            self.assertEqual(text, made[name], name)
+    def test_those_of_an_h200_are_of_its_records(self):
+        files = (("measured.rs", ["REPEATED_SCALES", "RESCALED"], H200), ("measured_sm90.rs", ["SM90", "SM90_ROWS"], H200_SM90))
+        for file, names, records in files:
+            made = self.made_of(records)
+            for name, text in self.committed(file, names).items():
+                self.assertEqual(text, made[name], name)
 
 
 HEAD = "NVIDIA {} 80GB HBM3, {} SMs, L2 50 MiB; driver\n"

@@ -133,6 +133,42 @@ fn every_block_of_fp8_is_a_link() {
     });
 }
 
+/// Links whose blocks lie on the multiprocessors unevenly, or come in rounds, in the configuration that such have there (of an H200 or an H100 with 132 multiprocessors; on others they are checked alone).
+#[test]
+fn fp8_links_of_uneven_blocks_and_of_rounds() {
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        use SmallMBlock::{One, OneDeep, Two};
+        let of = |(block, split): (SmallMBlock, u32)| SmallMConfig::new(block, split).unwrap();
+        let rounds = ((OneDeep, 8), (OneDeep, 8));
+        let uneven = [((One, 4), (OneDeep, 4)), ((One, 2), (OneDeep, 2)), ((One, 8), (One, 8)), rounds];
+        let cases = [
+            (1, 4096, vec![rounds]),
+            (1, 5120, uneven.to_vec()),
+            (16, 5120, uneven.to_vec()),
+            (8, 6144, vec![((One, 4), (Two, 2)), ((One, 8), (Two, 4))]),
+            (16, 6144, vec![((One, 4), (Two, 2)), ((One, 8), (One, 8))]),
+        ];
+        for (m, n, configs) in cases {
+            let mut net = Net::new(&handle, m, n, &[By::Quantized(BLOCKS.0, BLOCKS.1)], 60, 8);
+            for (layer, (config, _)) in net.layers.iter_mut().zip(configs.iter().cycle()) {
+                layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), of(*config));
+                layer.plan.prepare(&handle, &layer.b).unwrap();
+            }
+            let want = net.want(&handle);
+            let (graph, events) =
+                told::told("kernels::small_m", || handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            let links: Vec<_> = events.iter().filter_map(|fields| fields.get("config").cloned()).collect();
+            assert_eq!(links.len(), net.layers.len(), "m = {m}, n = {n}");
+            if handle.device().sm_count == 132 {
+                let expected = configs.iter().cycle().map(|(_, link)| of(*link).to_string());
+                assert_eq!(links, expected.take(links.len()).collect::<Vec<_>>(), "m = {m}, n = {n}");
+            }
+            net.check(&handle, &graph, &want, &format!("m = {m}, n = {n}"));
+        }
+    });
+}
+
 /// Products of FP8 that follow each other at once, as of one activation with several matrices, the sum of all before in the residual.
 #[test]
 fn fp8_products_that_follow_one_another() {

@@ -118,7 +118,7 @@ fn each_kernel_once() {
             check_same(&handle, &mut rng, [m, 136, 1152], pair, Case { gap: 8, ..Case::new(DType::F32) }, &configs);
         }
     }
-    // One row by kernels of its own, which want four steps of each warp.
+    // One row by kernels of its own, which want four steps of a warp.
     let own = [SmallMBlock::Four, SmallMBlock::Eight].map(|block| SmallMConfig::new(block, 1).unwrap());
     for pair in [PAIRS[0], PAIRS[3]] {
         check_same(&handle, &mut rng, [1, 40, 4096], pair, Case { gap: 8, ..Case::new(DType::F32) }, &own);

@@ -52,7 +52,7 @@ fn one_row_has_the_bits_of_the_first_of_two() {
     has_the_bits(&handle, &mut rng, [40, 1 << 17], (OWN[0], Published), &runs.collect::<Vec<_>>(), own);
 }
 
-/// Of repacked codes where each warp has four steps or more.
+/// Of repacked codes where the warp that has the most has four steps or more.
 #[test]
 fn one_repacked_row_has_the_bits_of_the_first_of_two() {
     let Some(handle) = decoding() else { return };

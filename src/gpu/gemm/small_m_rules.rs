@@ -189,19 +189,17 @@ pub(crate) fn waves(config: SmallMConfig, [m, n, _]: [usize; 3], sm_count: usize
 /// Whether it is tried before all other ways; `stored`: one of cuBLASLt's ways does the whole epilogue, too.
 ///
 /// Every tile of B reads all of A once more, so that many rows of both are for the library's larger tiles; a short k leaves little to be split. Made from
-/// `formulations` up to m = 16 (H200, cuBLASLt 13.1, 2026-11: 17 shapes of 1x128 x 128x128 and of rows), and from `gemm` for whole matrices. At m = 32 `sm90` takes less time (H100,
-/// `2026-11-26-nvidia-h100-formulations`: 0.87 of this way's at the median of all its problems), but for narrow weights with a long k (1.06 to 1.18 at 576 x 7168, 1.05 to 1.08 at 5120 x 25600; not at
-/// 1024 x 16384, 0.91 to 0.97).
+/// `formulations` (H200, cuBLASLt 13.1, 2026-11, `2026-11-29-nvidia-h200-formulations`: 17 shapes of 1x128 x 128x128 and of rows), and from `gemm` for whole matrices. Up to 16 rows nothing is more than 2 % faster where it is first, but for
+/// rows of 10240 x 5120 (3 %). At m = 32 `sm90` takes 0.7 to 0.97 of this way's time, but for narrow weights with a long k (1.05 at 2112 x 7168, 1.17 at 576 x 7168).
 pub(crate) fn is_first(scales: SmallMScales, stored: bool, [m, n, k]: [usize; 3]) -> bool {
     let within = |most: usize| m * n <= most;
     // Where our sm_90 product leaves multiprocessors idle, though it splits k.
-    let narrow = k >= 4 * n;
-    if !stored {
-        return m <= 16 || narrow;
-    }
+    let narrow = k >= 3 * n && n <= 2560;
     match scales {
+        SmallMScales::Blocks if !stored => narrow || m <= 8 || (m <= 16 && (k >= 1024 || within(1 << 15))),
+        _ if !stored => narrow || m <= 16,
         SmallMScales::Blocks => {
-            m <= 4 || narrow || (m <= 8 && k >= 2048) || (m <= 16 && k >= 1024 && (within(1 << 16) || 2 * n <= k))
+            m <= 4 || narrow || (m <= 8 && k >= 1024) || (m <= 16 && (k >= 2048 || within(1 << 15)))
         }
         SmallMScales::Outer { each: [false, false] } => {
             k >= 2048 && n <= 5120 && (m <= 8 || (m <= 16 && within(1 << 16)))
@@ -497,24 +495,25 @@ mod tests {
     fn few_rows_are_its_own() {
         let blocks = |mnk| is_first(SmallMScales::Blocks, true, mnk);
         assert!(
-            [[4, 32768, 512], [8, 57344, 8192], [16, 4096, 7168], [16, 8192, 28672], [32, 576, 7168]]
+            [[4, 32768, 512], [8, 24576, 1536], [16, 57344, 8192], [16, 7168, 2048], [16, 2048, 768], [32, 2112, 7168]]
                 .into_iter()
                 .all(blocks)
         );
         assert!(
-            ![[8, 32768, 512], [9, 57344, 8192], [16, 7168, 2048], [32, 2112, 7168], [16, 2048, 768]]
+            ![[8, 32768, 512], [9, 24576, 1536], [17, 7168, 2048], [32, 5120, 25600], [32, 1536, 2048]]
                 .into_iter()
                 .any(blocks)
         );
         let rows = |mnk| is_first(SmallMScales::Outer { each: [true, true] }, true, mnk);
-        assert!([[12, 57344, 8192], [16, 24576, 1536], [16, 2048, 768], [32, 5120, 25600]].into_iter().all(rows));
-        assert!(![[16, 32768, 512], [32, 8192, 8192], [32, 4096, 7168]].into_iter().any(rows));
+        assert!([[12, 57344, 8192], [16, 24576, 1536], [16, 2048, 768], [32, 576, 7168]].into_iter().all(rows));
+        assert!(![[16, 32768, 512], [32, 8192, 8192], [32, 5120, 25600]].into_iter().any(rows));
         let tensors = |mnk| is_first(SmallMScales::Outer { each: [false, false] }, true, mnk);
         assert!(tensors([8, 5120, 8192]) && tensors([16, 4096, 7168]));
         assert!(!tensors([1, 8192, 8192]) && !tensors([1, 24576, 1536]) && !tensors([32, 576, 7168]));
         // With a pass of the epilogue kernel as the alternative.
         let passed = |mnk| is_first(SmallMScales::Blocks, false, mnk);
-        assert!(passed([16, 57344, 8192]) && passed([32, 576, 7168]) && !passed([32, 4096, 7168]));
+        assert!(passed([16, 57344, 8192]) && passed([32, 576, 7168]) && passed([8, 32768, 512]));
+        assert!(!passed([32, 4096, 7168]) && !passed([16, 32768, 512]));
         // E2M1 weights, by what is kept of them.
         let first =
             |m, k| [Kept::Nothing, Kept::WithPass, Kept::Fused].map(|kept| is_first_of_e2m1(kept, [m, 4096, k]));

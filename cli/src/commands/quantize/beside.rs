@@ -250,6 +250,7 @@ pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<St
     let problems: Vec<_> = remains.problems.iter().cloned().chain(copied::broken(input, &remains.tensors)).collect();
     let more = match problems.len() {
         0 | 1 => String::new(),
+        2 => "; 1 more is named by info".to_string(),
         all => format!("; {} more are named by info", all - 1),
     };
     let left = problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
