@@ -429,7 +429,9 @@ fn plan(
     if args.exclude.iter().any(matches) {
         return Plan::Copy(EXCLUDED);
     }
-    if let Some(reason) = reason {
+    // Whatever else may be a reason to copy it is asked first: of what would be quantized a cast refuses such columns.
+    let is_ragged = reason == Some(RAGGED);
+    if let Some(reason) = reason.filter(|_| !is_ragged) {
         return Plan::Copy(reason);
     }
     let source = match item.dtype {
@@ -444,6 +446,7 @@ fn plan(
     let [rows, cols] = match item.matrix() {
         Some([rows, cols]) if rows > 0 && cols > 0 => [rows, cols],
         Some(_) => return Plan::Copy("without an element"),
+        None if is_ragged => [0, 0],
         None if is_of_experts(model, item) => {
             return Plan::Copy("experts in one tensor, of which the axis to quantize is not known for this model_type");
         }
@@ -460,6 +463,9 @@ fn plan(
         if config.is_some_and(|config| config.ignores(module) || config.ignores(of)) {
             return Plan::Copy(BY_CONFIG);
         }
+    }
+    if is_ragged {
+        return Plan::Copy(RAGGED);
     }
     if dialect == Dialect::GptOss && item.slice.is_none() {
         return Plan::Copy("not of the experts, which alone engines read in the MXFP4 of gpt-oss");
