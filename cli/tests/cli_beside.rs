@@ -99,6 +99,27 @@ fn marks_of_what_a_layer_was_are_left_out() {
     assert!(!names(&output).contains(&"l.comfy_quant".to_string()));
 }
 
+/// (It went without a word.)
+#[test]
+fn a_list_of_layers_that_dequantize_leaves_out_is_told() {
+    let folder = Folder::new();
+    let [input, coded, plain] = ["in", "coded", "plain"].map(|name| folder.file(name));
+    let list = "_quantization_metadata";
+    for marks in [Some(json!({"layers": {"other": {"format": "nvfp4"}}})), None] {
+        let tensors = [f32_tensor("l.weight", [128, 256], 1), f32_tensor("other.weight", [128, 128], 2)];
+        write_marked(&input, &tensors, marks.as_ref());
+        good(&["quantize", &input, "-o", &coded, "--recipe", "fp8-row", "--only", "^l"]);
+        assert_eq!(metadata(&coded).contains_key(list), marks.is_some());
+        let args = ["dequantize", &coded, "-o", &plain];
+        let text = said(&args);
+        let words = "left out, ComfyUI's list of quantized layers in the metadata: 1 (_quantization_metadata)";
+        assert_eq!(text.contains(words), marks.is_some(), "{text}");
+        assert!(!metadata(&plain).contains_key(list));
+        let want = if marks.is_some() { json!([list]) } else { json!([]) };
+        assert_eq!(json(&[&args[..], &["--json"]].concat())["left_out"], want);
+    }
+}
+
 /// (The same of files that are there already.)
 #[test]
 fn what_a_matrix_was_written_in_counts_before_a_mark() {
