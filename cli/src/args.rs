@@ -427,7 +427,7 @@ pub struct DequantizeArgs {
     pub input: PathBuf,
     /// What to write: a file (one that is there is replaced), or for a folder or an index a new folder, in which the experts of a
     /// layer are one tensor again where they are in the checkpoints of this model_type. The metadata of the files are kept, but for
-    /// recipes; in a folder without a `format` among them it is `pt`, which transformers asks for.
+    /// recipes and ComfyUI's list of layers; in a folder without a `format` among them it is `pt`, which transformers asks for.
     #[arg(short, long)]
     pub output: PathBuf,
     /// Most bytes of tensors in a file of a folder: 500MB, 2GiB or a number; 5GB if left out. A tensor is never divided.

@@ -99,6 +99,27 @@ fn marks_of_what_a_layer_was_are_left_out() {
     assert!(!names(&output).contains(&"l.comfy_quant".to_string()));
 }
 
+/// (It went without a word.)
+#[test]
+fn a_list_of_layers_that_dequantize_leaves_out_is_told() {
+    let folder = Folder::new();
+    let [input, coded, plain] = ["in", "coded", "plain"].map(|name| folder.file(name));
+    let list = "_quantization_metadata";
+    for marks in [Some(json!({"layers": {"other": {"format": "nvfp4"}}})), None] {
+        let tensors = [f32_tensor("l.weight", [128, 256], 1), f32_tensor("other.weight", [128, 128], 2)];
+        write_marked(&input, &tensors, marks.as_ref());
+        good(&["quantize", &input, "-o", &coded, "--recipe", "fp8-row", "--only", "^l"]);
+        assert_eq!(metadata(&coded).contains_key(list), marks.is_some());
+        let args = ["dequantize", &coded, "-o", &plain];
+        let text = said(&args);
+        let words = "left out, ComfyUI's list of quantized layers in the metadata: 1 (_quantization_metadata)";
+        assert_eq!(text.contains(words), marks.is_some(), "{text}");
+        assert!(!metadata(&plain).contains_key(list));
+        let want = if marks.is_some() { json!([list]) } else { json!([]) };
+        assert_eq!(json(&[&args[..], &["--json"]].concat())["left_out"], want);
+    }
+}
+
 /// (The same of files that are there already.)
 #[test]
 fn what_a_matrix_was_written_in_counts_before_a_mark() {
@@ -294,7 +315,7 @@ fn a_plain_weight_beside_its_own_codes_is_told() {
         |name, shape: &[usize]| (name, Dtype::BF16, shape.to_vec(), vec![0x3f; 2 * shape.iter().product::<usize>()]);
     let u8s = |name, shape: &[usize], byte: u8| (name, Dtype::U8, shape.to_vec(), vec![byte; shape.iter().product()]);
     let other = || f32_tensor("z.weight", [32, 32], 1);
-    let cases: [(&str, Vec<Tensor>, &str, &str); 3] = [
+    let cases: [(&str, Vec<Tensor>, &str, &str, &str); 5] = [
         (
             "packed",
             vec![
@@ -305,6 +326,30 @@ fn a_plain_weight_beside_its_own_codes_is_told() {
             ],
             "tensor x.weight: is in the file twice, as x.weight and as x.weight_packed; keep one of the two",
             "x.weight_packed (holds codes of x.weight, which is there plain, too, and would be quantized)",
+            "NVFP4 already: 1 (x.weight_packed ",
+        ),
+        (
+            "packed with scales of MX",
+            vec![
+                plain("x.weight", &[32, 32]),
+                u8s("x.weight_packed", &[32, 16], 0x11),
+                u8s("x.weight_scale", &[32, 1], 120),
+            ],
+            "tensor x.weight: is in the file twice, as x.weight and as x.weight_packed; keep one of the two",
+            "x.weight_packed (holds codes of x.weight, which is there plain, too, and would be quantized)",
+            "MXFP4 already: 1 (x.weight_packed ",
+        ),
+        (
+            "packed with scales of MX, and another",
+            vec![
+                plain("x.weight", &[32, 32]),
+                u8s("x.weight_packed", &[32, 16], 0x11),
+                ("x.weight_scale", Dtype::F8_E8M0, vec![32, 1], vec![120; 32]),
+                ("x.weight_global_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+            ],
+            "tensor x.weight: is in the file twice, as x.weight and as x.weight_packed; keep one of the two",
+            "x.weight_packed (holds codes of x.weight, which is there plain, too, and would be quantized)",
+            "two codes a byte already, with scales that fit neither NVFP4 nor MXFP4: 1 (x.weight_packed ",
         ),
         (
             "blocks",
@@ -315,6 +360,7 @@ fn a_plain_weight_beside_its_own_codes_is_told() {
             ],
             "tensor x.gate_up_proj: is in the file twice, as x.gate_up_proj and as x.gate_up_proj_blocks",
             "",
+            "MXFP4 already: 1 (x.gate_up_proj_blocks ",
         ),
         (
             "one matrix in blocks",
@@ -325,9 +371,10 @@ fn a_plain_weight_beside_its_own_codes_is_told() {
             ],
             "tensor x.weight: is in the file twice, as x.weight and as x.weight_blocks",
             "tensor x.weight_blocks: is there, and holds codes of x.weight, which is there plain, too",
+            "MXFP4 already: 1 (x.weight_blocks ",
         ),
     ];
-    for (name, mut tensors, words, in_the_way) in cases {
+    for (name, mut tensors, words, in_the_way, already) in cases {
         let [input, output] = ["in", "out"].map(|end| folder.file(&format!("{name}-{end}")));
         tensors.push(other());
         write(&input, &tensors);
@@ -340,6 +387,9 @@ fn a_plain_weight_beside_its_own_codes_is_told() {
             assert_words(&bad(2, &args), &[in_the_way, "--exclude '^x\\.weight$'"]);
             assert_words(&said(&[&args[..], &["--exclude", r"^x\."]].concat()), &["copied as they are: ", words]);
         }
+        // (Blocks, and what has scales of MX, were NVFP4.)
+        let args = ["quantize", &input, "--dry-run", "--recipe", "fp8-tensor", "--only", "z|x.*_(packed|blocks)"];
+        assert_words(&good(&args), &[already]);
     }
     // In formats that are not read here.
     for codes in ["x.weight_packed", "x.qweight"] {

@@ -306,4 +306,23 @@ fn experts_that_a_grouping_cannot_store_are_refused_as_matrices_are() {
     assert_words(&text, &["copied as they are, matched by --exclude: 1 (m.experts.gate_up_proj [2, 72, 96])"]);
     // By a recipe they are left alone, as matrices are.
     good(&["quantize", &input, "--dry-run", "--recipe", "nvfp4", "--dialect", "plain"]);
+    // Those that are copied anyway, whatever their columns, refuse nothing.
+    let name = "m.experts.gate_up_proj";
+    let of = |dtype, bytes: usize| (name, dtype, vec![2, 72, 96], vec![0x38; 2 * 72 * 96 * bytes]);
+    let left = json!({"model_type": "gpt_oss", "quantization_config": {"modules_to_not_convert": ["m.experts"]}});
+    let gpt_oss = || json!({"model_type": "gpt_oss"});
+    let cases: [(Tensor, Value, &[&str], &str); 5] = [
+        (of(Dtype::F8_E4M3, 1), gpt_oss(), &[], "FP8 already"),
+        (of(Dtype::F64, 8), gpt_oss(), &[], "F64, which is not quantized"),
+        (of(Dtype::F32, 4), left, &[], "left alone by config.json"),
+        (of(Dtype::F32, 4), gpt_oss(), &["--only", r"^m\.o_proj"], "not matched by --only"),
+        (of(Dtype::F32, 4), gpt_oss(), &["--exclude", "experts"], "matched by --exclude"),
+    ];
+    for (i, (experts, config, options, reason)) in cases.into_iter().enumerate() {
+        let [input, output] = ["in", "out"].map(|name| folder.file(&format!("{name}-{i}")));
+        model_folder(&input, &[experts, f32_tensor("m.o_proj.weight", [32, 32], 2)], Some(config));
+        let text = good(&[&["quantize", &input, "-o", &output, "--group", "1x32"][..], options].concat());
+        let copied = format!("copied as they are, {reason}");
+        assert_words(&text, &["1 matrix to", &copied, "1 (m.experts.gate_up_proj [2, 72, 96])"]);
+    }
 }

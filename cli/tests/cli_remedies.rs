@@ -300,46 +300,97 @@ fn a_tensor_without_a_name_is_named_by_quotes() {
     assert_words(&wrong(&["info", &input]).0, &["tensor \"\": "]);
 }
 
-/// (Another recipe was advised of values that none keeps.)
+/// Rows and columns, and the values.
+type Matrix = ([usize; 2], Vec<f32>);
+
+/// (Another recipe was advised of values that none keeps, or that its dialect refuses.)
 #[test]
 fn another_recipe_is_advised_only_where_it_keeps_values() {
     let folder = Folder::new();
     let [input, output] = ["in", "out"].map(|name| folder.file(name));
-    let matrix = |row: &[f32], other: f32| -> Vec<f32> {
-        (0..16).flat_map(|i| if i == 0 { row.to_vec() } else { vec![other; row.len()] }).collect()
+    let rows = |[rows, cols]: [usize; 2], of: &dyn Fn(usize) -> f32| -> Matrix {
+        ([rows, cols], (0..rows).flat_map(|row| vec![of(row); cols]).collect())
     };
+    let all = |shape, value: f32| rows(shape, &|_| value);
+    let first = |value: f32, other: f32| rows([16, 32], &|row| if row == 0 { value } else { other });
     let recipe = |options: &[&'static str]| [&["--recipe"], options].concat();
-    let all: [(Vec<&str>, f32, f32, &str); 8] = [
-        (recipe(&["fp8-tensor"]), 1e-20, 1e-20, "scale them up, or use --recipe mxfp8\n"),
-        (recipe(&["fp8-tensor"]), 1e-42, 1e-42, "scale them up, or use --recipe mxfp8 --format e5m2\n"),
-        (recipe(&["fp8-tensor"]), 1e-44, 1e-44, "not all were; scale them up\n"),
-        (recipe(&["mxfp8", "--format", "e5m2"]), 1e-44, 1e-44, "not all were; scale them up\n"),
-        (vec!["--group", "1x32"], 1e-20, 1e-20, "scale them up, or use --recipe mxfp8\n"),
+    let dialect = |name| recipe(&["fp8-tensor", "--dialect", name]);
+    let (plain, few) = ([16, 32], "of 1 of its 16 groups became 0, and not all were; ");
+    // One large value in each column, another column of small ones: in a block of MX they are together.
+    let mut column = first(0.0, 1e-20);
+    column.1.iter_mut().skip(1).step_by(32).for_each(|value| *value = 1.0);
+    // Two blocks of a row.
+    let mut blocks = rows([16, 64], &|row| if row == 0 { 1e-20 } else { 1.0 });
+    blocks.1[32..64].fill(1e-44);
+    let (advised, none) = ("scale them up, or use --recipe mxfp8\n", "scale them up\n");
+    let e5m2 = "scale them up, or use --recipe mxfp8 --format e5m2\n";
+    let cases: Vec<(Vec<&str>, Matrix, &str, &str)> = vec![
+        (recipe(&["fp8-tensor"]), all(plain, 1e-20), "", advised),
+        (recipe(&["fp8-tensor"]), all(plain, 1e-42), "", e5m2),
+        (recipe(&["fp8-tensor"]), all(plain, 1e-44), "not all were; ", none),
+        (recipe(&["mxfp8", "--format", "e5m2"]), all(plain, 1e-44), "not all were; ", none),
+        (vec!["--group", "1x32"], all(plain, 1e-20), "", advised),
         // Of groups beside others.
-        (
-            recipe(&["fp8-row"]),
-            1e-20,
-            1.0,
-            "of 1 of its 16 groups became 0, and not all were; scale them up, or use --recipe mxfp8\n",
-        ),
-        (recipe(&["fp8-row"]), 1e-44, 1.0, "of 1 of its 16 groups became 0, and not all were; scale them up\n"),
-        // In a block of MX there are the values of others, too.
-        (vec!["--group", "128x1"], 0.0, 1e-20, "scale them up\n"),
+        (recipe(&["fp8-row"]), first(1e-20, 1.0), few, advised),
+        (recipe(&["fp8-row"]), first(1e-44, 1.0), few, none),
+        (vec!["--group", "128x1"], column, "", none),
+        // What keeps the largest of them is not enough.
+        (recipe(&["fp8-row"]), rows(plain, &|row| [1e-20, 1e-44, 1.0][row.min(2)]), "of 2 of its 16 groups", none),
+        (recipe(&["fp8-row"]), rows(plain, &|row| [1e-20, 1e-42, 1.0][row.min(2)]), "of 2 of its 16 groups", e5m2),
+        (recipe(&["fp8-row"]), blocks, few, none),
+        (recipe(&["fp8-tensor"]), first(1e-44, 1e-20), "not all were; ", none),
+        // In dialects of engines, which lack a format, and some columns and rows.
+        (recipe(&["fp8-tensor"]), all([16, 48], 1e-20), "", advised),
+        (dialect("compressed-tensors"), all([16, 48], 1e-20), "not all were; ", none),
+        (dialect("compressed-tensors"), all([16, 64], 1e-20), "not all were; ", advised),
+        (dialect("compressed-tensors"), all([32, 64], 1e-42), "not all were; ", none),
+        (dialect("comfyui"), all([32, 64], 1e-20), "not all were; ", advised),
+        (dialect("comfyui"), all([16, 64], 1e-20), "not all were; ", none),
+        (dialect("comfyui"), all([32, 64], 1e-42), "not all were; ", none),
+        (dialect("fp8"), all([32, 64], 1e-20), "not all were; ", none),
     ];
-    for (options, first, other, words) in all {
-        let mut values = matrix(&[first; 32], other);
-        if options[1] == "128x1" {
-            values.iter_mut().skip(1).step_by(32).for_each(|value| *value = 1.0);
-        }
-        write(&input, &[("w", Dtype::F32, vec![16, 32], f32_bytes(&values))]);
+    for (options, (shape, values), words, remedy) in cases {
+        write(&input, &[("w.weight", Dtype::F32, shape.to_vec(), f32_bytes(&values))]);
         let args = [&["quantize", &input, "-o", &output][..], &options].concat();
         let text = good(&args);
-        assert!(text.contains(words), "{options:?} {first} {other}: {text}");
-        // What is advised helps.
-        if let Some((_, advised)) = words.trim_end().split_once("or use ") {
+        let case = format!("{options:?} {shape:?} {:?}: {text}", &values[..2]);
+        assert!(text.contains(words) && text.contains(&format!("became 0, and not all were; {remedy}")), "{case}");
+        // What is advised helps, in the dialect that was asked for.
+        if let Some((_, advised)) = remedy.trim_end().split_once("or use ") {
+            let asked = options.iter().position(|option| *option == "--dialect");
+            let rest = asked.map_or(&[][..], |at| &options[at..]);
             let advised: Vec<&str> = advised.split(' ').collect();
-            let text = good(&[&["quantize", &input, "-o", &output][..], &advised].concat());
-            assert!(!text.contains("became 0"), "{advised:?}: {text}");
+            let text = good(&[&["quantize", &input, "-o", &output][..], &advised, rest].concat());
+            assert!(text.contains("1 matrix to") && !text.contains("became 0"), "{case}{advised:?}: {text}");
+        }
+    }
+}
+
+/// (Of a folder another recipe has a dialect of its own, if none is asked for, and that takes fewer matrices.)
+#[test]
+fn a_recipe_that_is_advised_stays_in_the_dialect() {
+    let folder = Folder::new();
+    for (i, (name, shape, options, remedy)) in [
+        ("w.weight", [16, 48], &["--group", "1x16"][..], "or use --recipe mxfp8 --dialect plain\n"),
+        ("w", [16, 32], &["--recipe", "fp8-row", "--dialect", "plain"], "or use --recipe mxfp8\n"),
+        ("w.weight", [32, 64], &["--recipe", "fp8-row"], "or use --recipe mxfp8\n"),
+        ("w.weight", [32, 48], &["--recipe", "fp8-row"], "scale them up\n"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let [input, output, other] = ["in", "out", "other"].map(|name| folder.file(&format!("{name}-{i}")));
+        let values = vec![1e-20; shape[0] * shape[1]];
+        let tensors = [(name, Dtype::F32, shape.to_vec(), f32_bytes(&values))];
+        model_folder(&input, &tensors, Some(json!({"model_type": "llama"})));
+        let text = good(&[&["quantize", &input, "-o", &output][..], options].concat());
+        assert!(text.contains(remedy), "{i}: {text}");
+        if let Some((_, advised)) = remedy.trim_end().split_once("or use ") {
+            let asked = options.iter().position(|option| *option == "--dialect");
+            let rest = asked.map_or(&[][..], |at| &options[at..]);
+            let advised: Vec<&str> = advised.split(' ').collect();
+            let text = good(&[&["quantize", &input, "-o", &other][..], &advised, rest].concat());
+            assert!(text.contains("1 matrix to") && !text.contains("became 0"), "{i}: {text}");
         }
     }
 }

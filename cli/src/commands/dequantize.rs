@@ -61,6 +61,7 @@ impl Matrix {
 /// What is left out.
 const ACTIVATION_SCALES: &str = "scales of activations";
 const MARKS: &str = "ComfyUI's marks of quantized layers";
+const MARKS_LIST: &str = "ComfyUI's list of quantized layers in the metadata";
 
 /// What becomes of a tensor.
 enum Plan {
@@ -140,7 +141,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         let left = all.filter(|(_, plan)| matches!(plan, Plan::LeaveOut(is) if *is == what));
         left.map(|(tensor, _)| tensor.name.as_str()).collect()
     };
-    let left_out = [ACTIVATION_SCALES, MARKS].map(|what| (what, left_out(what)));
+    let list = input.metadata().contains_key(folder::COMFY_MARKS).then_some(folder::COMFY_MARKS);
+    let [scales, marks] = [ACTIVATION_SCALES, MARKS].map(|what| (what, left_out(what)));
+    let left_out = [scales, marks, (MARKS_LIST, list.into_iter().collect())];
     let left_in_words = left_out.iter().filter_map(|(what, names)| {
         Some(format!("left out, {what}: {} ({})", names.len(), folder::some(names.iter().copied())?))
     });

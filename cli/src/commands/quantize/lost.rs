@@ -3,12 +3,11 @@
 use ndarray::Array2;
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::codec::decode_block_scale;
-use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, Fp8Format, MxScaleRule, Mxfp8Recipe, reference};
+use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, Mxfp8Recipe, reference};
 
-use super::zero_groups::ZeroGroups;
+use super::zero_groups::{ZeroGroups, least_block, smaller};
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
-use crate::non_finite::Others;
 use crate::output::{count, named};
 
 /// Scales from which on a value may be beyond FP32: no code is above 57344, which is less than 2^16.
@@ -23,8 +22,8 @@ pub struct Lost {
     pub beyond: usize,
     /// All that comes back is zero.
     zeros: bool,
-    /// The largest value. Of interest where all that comes back is.
-    largest: f32,
+    /// What [`least_block`] finds. Of interest where all that comes back is zero.
+    least: Option<f32>,
     pub groups: ZeroGroups,
 }
 
@@ -45,8 +44,9 @@ impl Lost {
         if part.basis() != Basis::Plain {
             undo_hadamard(&mut back);
         }
-        let beyond = x.to_f32().iter().zip(&back).filter(|(x, back)| x.is_finite() && back.is_infinite()).count();
-        Self { beyond, zeros: back.iter().all(|value| *value == 0.0), largest: x.amax(), groups }
+        let values = x.to_f32();
+        let beyond = values.iter().zip(&back).filter(|(x, back)| x.is_finite() && back.is_infinite()).count();
+        Self { beyond, zeros: back.iter().all(|value| *value == 0.0), least: least_block(values.view()), groups }
     }
 
     /// With that of rows that come after.
@@ -54,24 +54,19 @@ impl Lost {
         Self {
             beyond: self.beyond + later.beyond,
             zeros: self.zeros && later.zeros,
-            largest: self.largest.max(later.largest),
+            least: smaller(self.least, later.least),
             groups: self.groups.with(later.groups),
         }
     }
 
     /// Whether all values of a matrix became zeros that were not all.
     pub fn became_zeros(&self) -> bool {
-        self.zeros && self.largest > 0.0
+        self.zeros && self.least.is_some()
     }
 
     /// Lines for the result, where there is something to say; `are_zeros_said`: of zeros more is said elsewhere.
-    pub fn describe(&self, name: &str, others: Others, are_zeros_said: bool) -> String {
+    pub fn describe(&self, name: &str, remedies: &Remedies, are_zeros_said: bool) -> String {
         let (mut text, name) = (String::new(), named(name));
-        let remedy = |largest| match (others, recipe_for(largest)) {
-            (Others::Some, _) => "scale them up, or leave the matrix as it is (--exclude)".into(),
-            (Others::None, Some(recipe)) => format!("scale them up, or use {recipe}"),
-            (Others::None, None) => "scale them up".to_string(),
-        };
         if self.beyond > 0 {
             text += &format!(
                 "{name}: {} beyond FP32 as they were quantized, and come back infinite; scale them down, or round the scales otherwise \
@@ -79,30 +74,46 @@ impl Lost {
                 count(self.beyond, "value is", "values are")
             );
         }
-        let ZeroGroups { zeros, all, largest } = self.groups;
+        let ZeroGroups { zeros, all, least } = self.groups;
         if self.became_zeros() && !are_zeros_said {
-            text += &format!("{name}: all its values became 0, and not all were; {}\n", remedy(self.largest));
+            text += &format!("{name}: all its values became 0, and not all were; {}\n", remedies.of(self.least));
         } else if zeros > 0 && !are_zeros_said {
             text += &format!(
                 "{name}: all values of {zeros} of its {} became 0, and not all were; {}\n",
                 count(all, "group", "groups"),
-                remedy(largest)
+                remedies.of(least)
             );
         }
         text
     }
 }
 
-/// What keeps a group of which this is the largest value, if a recipe does: none has smaller scales than MXFP8. The reference is asked.
-fn recipe_for(largest: f32) -> Option<&'static str> {
-    let keeps = |format| {
-        let x = Array2::from_elem((1, 32), largest);
-        let recipe = Mxfp8Recipe { format, rule: MxScaleRule::default() };
-        let q = reference::quantize(x.view(), DType::F32, recipe).ok()?;
-        reference::dequantize(&q, DType::F32).iter().any(|value| *value != 0.0).then_some(())
-    };
-    let all = [(Fp8Format::E4M3, "--recipe mxfp8"), (Fp8Format::E5M2, "--recipe mxfp8 --format e5m2")];
-    all.into_iter().find_map(|(format, recipe)| keeps(format).map(|()| recipe))
+/// What may be done about values that became zeros.
+pub enum Remedies {
+    /// Others are quantized, too.
+    Exclude,
+    /// Recipes that take the matrix as it is asked for, and the options that choose them.
+    Recipes(Vec<(Mxfp8Recipe, String)>),
+}
+
+impl Remedies {
+    /// `least`: the smallest of the values that are to be kept, each the largest of its block.
+    fn of(&self, least: Option<f32>) -> String {
+        match self {
+            Self::Exclude => "scale them up, or leave the matrix as it is (--exclude)".into(),
+            Self::Recipes(all) => match all.iter().find(|(recipe, _)| keeps(*recipe, least.unwrap_or(0.0))) {
+                Some((_, options)) => format!("scale them up, or use {options}"),
+                None => "scale them up".into(),
+            },
+        }
+    }
+}
+
+/// Whether a block of which this is the largest value is kept. No recipe has smaller scales than MXFP8. The reference is asked.
+fn keeps(recipe: Mxfp8Recipe, largest: f32) -> bool {
+    let x = Array2::from_elem((1, 32), largest);
+    let q = reference::quantize(x.view(), DType::F32, recipe);
+    q.is_ok_and(|q| reference::dequantize(&q, DType::F32).iter().any(|value| *value != 0.0))
 }
 
 /// The largest FP32 scale, times the largest of blocks. NaN does not count.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use regex::Regex;
-use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dialect, Dtype, RECIPE_KEY, StoredScheme};
+use scaled_gemm::checkpoint::{CODES_ENDINGS, Checkpoint, Dialect, Dtype, RECIPE_KEY, StoredScheme, TensorInfo};
 use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, TransposedLayers, fused_groups, left_alone};
 use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{CodeFormat, DType, Scheme};
@@ -76,11 +76,12 @@ pub const NOT_ASKED_FOR: &str = "not matched by --only";
 pub const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
 pub const BY_CONFIG: &str = "left alone by config.json";
 /// Why codes are, which `quantize` does not read.
-pub const CODED: [&str; 4] = [FP8, NVFP4, MXFP4, CAST];
+pub const CODED: [&str; 5] = [FP8, NVFP4, MXFP4, CAST, PACKED];
 const FP8: &str = "FP8 already";
 const NVFP4: &str = "NVFP4 already";
 const MXFP4: &str = "MXFP4 already";
 const CAST: &str = "a cast already";
+const PACKED: &str = "two codes a byte already, with scales that fit neither NVFP4 nor MXFP4";
 /// Why U8 is that the metadata speak of, and in another way.
 const NO_RECIPE: &str = "U8 with an entry in the metadata that is no recipe of two codes a byte";
 /// Why tensors are left out.
@@ -429,7 +430,9 @@ fn plan(
     if args.exclude.iter().any(matches) {
         return Plan::Copy(EXCLUDED);
     }
-    if let Some(reason) = reason {
+    // Whatever else may be a reason to copy it is asked first: of what would be quantized a cast refuses such columns.
+    let is_ragged = reason == Some(RAGGED);
+    if let Some(reason) = reason.filter(|_| !is_ragged) {
         return Plan::Copy(reason);
     }
     let source = match item.dtype {
@@ -444,6 +447,7 @@ fn plan(
     let [rows, cols] = match item.matrix() {
         Some([rows, cols]) if rows > 0 && cols > 0 => [rows, cols],
         Some(_) => return Plan::Copy("without an element"),
+        None if is_ragged => [0, 0],
         None if is_of_experts(model, item) => {
             return Plan::Copy("experts in one tensor, of which the axis to quantize is not known for this model_type");
         }
@@ -460,6 +464,9 @@ fn plan(
         if config.is_some_and(|config| config.ignores(module) || config.ignores(of)) {
             return Plan::Copy(BY_CONFIG);
         }
+    }
+    if is_ragged {
+        return Plan::Copy(RAGGED);
     }
     if dialect == Dialect::GptOss && item.slice.is_none() {
         return Plan::Copy("not of the experts, which alone engines read in the MXFP4 of gpt-oss");
@@ -521,6 +528,31 @@ fn coded(input: &Checkpoint, tensor: &str, usual: &'static str) -> &'static str 
         }
         Some(StoredScheme::Cast(_)) => CAST,
         Some(StoredScheme::Product(Scheme::Mxfp4)) => MXFP4,
+        None if is_packed => packed(input, tensor),
         Some(StoredScheme::Product(_)) | None => usual,
+    }
+}
+
+/// What two codes a byte are by their name and the scales beside them: of a matrix that is not read, since it is there plain, too, or
+/// broken.
+fn packed(input: &Checkpoint, tensor: &str) -> &'static str {
+    let is_mx = |scale: &TensorInfo| matches!(scale.dtype, Dtype::U8 | Dtype::F8_E8M0);
+    let get = |name: &str, ending: &str| input.get(&[name, ending].concat());
+    if tensor.strip_suffix("_blocks").and_then(|name| get(name, "_scales")).is_some_and(is_mx) {
+        return MXFP4;
+    }
+    let names = [tensor.strip_suffix("_packed"), Some(tensor)].into_iter().flatten();
+    let has_second = names.clone().any(|name| ["_global_scale", "_scale_2"].iter().any(|end| get(name, end).is_some()));
+    match names.clone().find_map(|name| get(name, "_scale")) {
+        Some(scale) if is_mx(scale) => {
+            if has_second {
+                PACKED
+            } else {
+                MXFP4
+            }
+        }
+        Some(scale) if scale.dtype == Dtype::F8_E4M3 => NVFP4,
+        _ if has_second => NVFP4,
+        _ => PACKED,
     }
 }

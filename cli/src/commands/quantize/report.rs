@@ -3,18 +3,21 @@
 use std::collections::{BTreeMap, HashSet};
 
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
-use scaled_gemm::model_folder::{ModelConfig, left_alone};
+use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, left_alone};
+use scaled_gemm::{Fp8Format, MxScaleRule, Mxfp8Recipe, Recipe};
 use serde_json::{Value, json};
 
 use super::super::dequantize::refusals;
 use super::given::{self, GivenAmax};
 use super::items::{Item, RAGGED};
+use super::lost::Remedies;
 use super::plan::{
-    BY_CONFIG, CODED, EXCLUDED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, RAGGED_MX, TRANSPOSED, left_out,
+    BY_CONFIG, CODED, EXCLUDED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, RAGGED_MX, TRANSPOSED, Weight, left_out,
 };
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
+use crate::non_finite::Others;
 use crate::output::{MANY, bytes, count, median, named, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
@@ -45,10 +48,8 @@ impl Report<'_> {
         if let Some(found) = found {
             let name = |at: usize| tensors[at].name.as_str();
             let are_zeros_said = |at| found.given.get(at).is_some_and(GivenAmax::is_said_of_zeros);
-            found
-                .lost
-                .iter()
-                .for_each(|(at, lost)| text += &lost.describe(name(*at), self.plans.others(), are_zeros_said(at)));
+            let remedies = self.remedies();
+            found.lost.iter().for_each(|(at, lost)| text += &lost.describe(name(*at), &remedies, are_zeros_said(at)));
             text += &given::losses(found.given.iter().map(|(at, given)| (name(*at), given)));
             text += &given::outweighed(found.outweighed.iter().map(|(at, idle)| (name(*at), idle, name(idle.of))));
         }
@@ -78,6 +79,43 @@ impl Report<'_> {
         text += &self.sharing(found);
         text + &lines("copied as they are", &self.copied())
             + &lines("left out", &self.plans.left_out().collect::<Vec<_>>())
+    }
+
+    /// What may be done about values that became zeros: where others are quantized, too, another recipe would be for all of them.
+    fn remedies(&self) -> Remedies {
+        match self.plans.others() {
+            Others::Some => Remedies::Exclude,
+            Others::None => {
+                let formats = [(Fp8Format::E4M3, ""), (Fp8Format::E5M2, " --format e5m2")];
+                let recipes = formats.map(|(format, option)| {
+                    let recipe = Mxfp8Recipe { format, rule: MxScaleRule::default() };
+                    let dialect = self.dialect_option(recipe.into())?;
+                    Some((recipe, format!("--recipe mxfp8{option}{dialect}")))
+                });
+                Remedies::Recipes(recipes.into_iter().flatten().collect())
+            }
+        }
+    }
+
+    /// What has to be said of the dialect for a recipe of MXFP8 to take what is quantized; nothing where it does not.
+    fn dialect_option(&self, recipe: Recipe) -> Option<&'static str> {
+        let chosen = super::dialect(self.args, Target::Recipe(recipe), self.input, self.config).ok()?;
+        let (dialect, option) = match (self.dialect, chosen) {
+            (Dialect::Plain, Dialect::Plain) => (Dialect::Plain, ""),
+            (Dialect::Plain, _) => (Dialect::Plain, " --dialect plain"),
+            // No engine would read it any more.
+            (_, Dialect::Plain) => return None,
+            (_, chosen) => (chosen, ""),
+        };
+        QuantizationConfig::new(dialect, recipe, self.args.input_scales.is_some()).ok()?;
+        let [rows, cols] = match dialect {
+            Dialect::Plain => [1, 16],
+            // It pads rows.
+            Dialect::ComfyUi => [32, 32],
+            _ => [1, 32],
+        };
+        let takes = |weight: &Weight| weight.rows.is_multiple_of(rows) && weight.cols.is_multiple_of(cols);
+        self.plans.weights().all(|(_, weight)| takes(weight)).then_some(option)
     }
 
     /// For programs.

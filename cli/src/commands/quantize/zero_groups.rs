@@ -1,6 +1,6 @@
 //! Groups of elements with a scale of their own of which nothing is left: all that comes back is zero, and not all was.
 
-use ndarray::s;
+use ndarray::{ArrayView2, Axis, s};
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::{BlockScaleFormat, CodeFormat, Extent, HostCastMatrix, HostQuantMatrix};
 
@@ -14,8 +14,28 @@ const MX_BLOCK: usize = 32;
 pub struct ZeroGroups {
     pub zeros: usize,
     pub all: usize,
-    /// The largest value of those that became zeros, where they are whole blocks of MX: 0 where others may be in theirs.
-    pub largest: f32,
+    /// Of those that became zeros, what [`least_block`] finds; 0 where values of others may be in the same blocks.
+    pub least: Option<f32>,
+}
+
+/// The smallest of the largest values in each block of MX, but for those of zeros: what keeps it keeps something of every block.
+pub fn least_block(values: ArrayView2<'_, f32>) -> Option<f32> {
+    let mut least: Option<f32> = None;
+    for row in values.rows() {
+        for block in row.axis_chunks_iter(Axis(0), MX_BLOCK) {
+            let largest =
+                block.iter().filter(|value| value.is_finite()).fold(0.0f32, |most, value| most.max(value.abs()));
+            if largest > 0.0 {
+                least = smaller(least, Some(largest));
+            }
+        }
+    }
+    least
+}
+
+/// The smaller one of those that are there.
+pub fn smaller(a: Option<f32>, b: Option<f32>) -> Option<f32> {
+    [a, b].into_iter().flatten().reduce(f32::min)
 }
 
 impl ZeroGroups {
@@ -30,7 +50,7 @@ impl ZeroGroups {
 
     /// With those of rows that come after.
     pub fn with(self, later: Self) -> Self {
-        Self { zeros: self.zeros + later.zeros, all: self.all + later.all, largest: self.largest.max(later.largest) }
+        Self { zeros: self.zeros + later.zeros, all: self.all + later.all, least: smaller(self.least, later.least) }
     }
 
     fn of_quantized(x: &PlainRows, q: &HostQuantMatrix) -> Self {
@@ -123,8 +143,8 @@ impl Grid {
             let values = x.slice(s![lines..last, columns..end]);
             if values.iter().any(|value| *value != 0.0) {
                 found.zeros += 1;
-                let largest = values.iter().fold(found.largest, |most, value| most.max(value.abs()));
-                found.largest = if has_blocks { largest } else { 0.0 };
+                let least = if has_blocks { least_block(values) } else { None };
+                found.least = smaller(found.least, Some(least.unwrap_or(0.0)));
             }
         }
         found
