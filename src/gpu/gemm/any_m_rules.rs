@@ -198,11 +198,9 @@ mod tests {
             }
         }
         assert!(seen.contains(&(true, true)) && seen.contains(&(true, false)), "{seen:?}");
-        // In every record so far: one row of A is repeated scales' and rescaled's, thousands on a wide B are ours and native's.
-        assert_eq!(
-            [vec, row].map(|a| first(1, 4096, 7168, a, if a == row { row } else { blk }, H200)),
-            [RepeatedScales, Rescaled]
-        );
+        // In the record: one row of A is ours, eight on a wide B with a short k are repeated scales', thousands ours and native's.
+        assert_eq!([vec, row].map(|a| first(1, 4096, 7168, a, if a == row { row } else { blk }, H200)), [Sm90, Sm90]);
+        assert_eq!(first(8, 7168, 2048, vec, blk, H200), RepeatedScales);
         assert_eq!(
             [vec, row].map(|a| first(8192, 24576, 1536, a, if a == row { row } else { blk }, H200)),
             [Sm90, Native]
@@ -276,7 +274,7 @@ mod tests {
         assert_eq!(of(&gradient.with_accumulate(Accumulate::Add)).0[0], Sm90);
         let small = GemmDesc { out: DType::F32, ..precise(1024, 4096, 7168, vec) };
         assert_eq!(of(&small.with_accumulate(Accumulate::Add)).0[0], Native);
-        assert!(of(&desc(1, 4096, 7168, vec, blk)).1.contains("; sm90 is not, measured at this shape"));
+        assert!(of(&desc(8, 7168, 2048, vec, blk)).1.contains("; sm90 is not, measured at this shape"));
         assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
         assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);
         let mut order = preference_for_any_m(&desc(1, 4096, 7168, row, row), H200).0;
@@ -284,14 +282,14 @@ mod tests {
         assert_eq!(order, Formulation::ALL);
     }
 
-    /// Of narrow weights with a long k: the fastest in the record of `formulations` (2026-11-26).
+    /// Of narrow weights with a long k: the fastest in the record of `formulations` (2026-11-29).
     #[test]
     fn narrow_weights_are_multiplied_as_the_records_say() {
         use Formulation::{Native, RepeatedScales, Rescaled, Sm90};
         let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
         let first = |desc: GemmDesc| preference_for_any_m(&desc, H200).0[0];
         for (m, fastest) in
-            [(128, Sm90), (192, RepeatedScales), (256, Sm90), (768, Native), (1024, Sm90), (4096, Sm90), (8192, Sm90)]
+            [(8, RepeatedScales), (128, Sm90), (192, Sm90), (768, Sm90), (1024, Sm90), (4096, Sm90), (8192, Sm90)]
         {
             assert_eq!(first(GemmDesc::new(m, 2112, 7168, vec, blk, DType::Bf16)), fastest, "m = {m}");
         }
@@ -299,7 +297,7 @@ mod tests {
             (128, 576, Sm90),
             (1024, 576, Rescaled),
             (128, 2112, Sm90),
-            (192, 2112, Rescaled),
+            (192, 2112, Sm90),
             (512, 2112, Sm90),
             (128, 4096, Sm90),
             (256, 4096, Sm90),
@@ -307,12 +305,12 @@ mod tests {
             let desc = GemmDesc::new(m, n, 7168, row, row, DType::Bf16).with_accumulation(Accumulation::Fast);
             assert_eq!(first(desc), fastest, "m = {m}, n = {n}");
         }
-        // Each card has rows of its own: those of an H100 are of newer kernels (`2026-11-27-nvidia-h100-formulations-2`).
+        // Each card has rows of its own (H100: `2026-11-27-nvidia-h100-formulations-2`).
         let on = |n, m| {
             [H200, H100]
                 .map(|facts| preference_for_any_m(&GemmDesc::new(m, n, 7168, vec, blk, DType::Bf16), facts).0[0])
         };
-        assert_eq!([128, 256, 512].map(|m| on(4096, m)), [[Sm90; 2], [Sm90; 2], [Native; 2]]);
-        assert_eq!([512, 768].map(|m| on(2112, m)), [[Sm90; 2], [Native, Sm90]]);
+        assert_eq!([128, 256, 512].map(|m| on(4096, m)), [[Sm90; 2], [Sm90; 2], [Sm90, Native]]);
+        assert_eq!([512, 768].map(|m| on(2112, m)), [[Sm90; 2]; 2]);
     }
 }

@@ -317,9 +317,9 @@ mod tests {
 
     #[test]
     fn an_m_that_was_measured_is_known_and_others_follow_the_rule() {
-        // Of 4096 x 7168 ours won at 768 and 4096 and not at 512. The rule is all from 17 rows on.
-        let of = |m| choose(SM90, PLAIN, [m, 4096, 7168], 132, true);
-        assert_eq!([512, 768, 4096].map(of), [false, true, true].map(|wins| Some(Choice::Measured(wins))));
+        // Of 7168 x 2048 ours won at 12 and 4096 and not at 8. The rule is all from 17 rows on.
+        let of = |m| choose(SM90, PLAIN, [m, 7168, 2048], 132, true);
+        assert_eq!([8, 12, 4096].map(of), [false, true, true].map(|wins| Some(Choice::Measured(wins))));
         assert_eq!([15, 24, 3840].map(of), [false, true, true].map(|wins| Some(Choice::Rule(wins))));
         assert_eq!(choose(SM90, PLAIN, [4096, 4096, 7168], 132, false), Some(Choice::Rule(true)));
         // The largest B was measured up to 2048 rows.
