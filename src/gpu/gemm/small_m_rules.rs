@@ -199,7 +199,8 @@ pub(crate) fn is_first(scales: SmallMScales, stored: bool, [m, n, k]: [usize; 3]
         SmallMScales::Blocks if !stored => narrow || m <= 8 || (m <= 16 && (k >= 1024 || within(1 << 15))),
         _ if !stored => narrow || m <= 16,
         SmallMScales::Blocks => {
-            m <= 4 || narrow || (m <= 8 && k >= 1024) || (m <= 16 && (k >= 2048 || within(1 << 15)))
+            let small = within(1 << 15) || (k >= 1024 && within(1 << 16));
+            m <= 4 || narrow || (m <= 8 && k >= 1024) || (m <= 16 && (k >= 2048 || small))
         }
         SmallMScales::Outer { each: [false, false] } => {
             k >= 2048 && n <= 5120 && (m <= 8 || (m <= 16 && within(1 << 16)))
