@@ -114,7 +114,7 @@ impl Link {
 }
 
 /// Whether the blocks of the next kernel find places beside all of these, or where each of them ends. That some multiprocessors have fewer does not matter to E2M1 weights, for which the decoding counts, not the memory alone (H200, 2026-11, the
-/// records of one row: of 89 configurations of published codes with 2 to 16 rows in which some have fewer chains take 0.92 of the time on average, 1.02 at worst; repacked, 2 x 5120 x 8192 in two parts of `eight`, 9.4 us for 10.6, 2 x 3072 x 7168 by `sixteen` 6.0 for 6.7).
+/// record of links: of 89 configurations of published codes with 2 to 16 rows in which some have fewer chains take 0.92 of the time on average, 1.02 at worst; repacked, 2 x 5120 x 8192 in two parts of `eight`, 9.4 us for 10.6, 2 x 3072 x 7168 by `sixteen` 6.0 for 6.7).
 pub(super) fn finds_places(blocks: usize, places: usize, sm_count: usize) -> bool {
     let each = blocks.div_ceil(sm_count);
     each == places || 2 * each <= places
