@@ -46,18 +46,12 @@ impl Link {
         self.blocks(config) <= self.places(config) * self.sm_count
     }
 
-    /// Whether multiprocessors have as many blocks each, or so many tenths of that on average.
-    fn evenly(&self, config: SmallMConfig, tenths: usize) -> bool {
-        let blocks = self.blocks(config);
-        10 * blocks >= tenths * blocks.div_ceil(self.sm_count) * self.sm_count
-    }
-
     /// Whether the blocks of the next kernel find places on the multiprocessors, which have so many each, as evenly as those of this one: beside all of them, or
     /// where each of them ends. Else those that come early stand together on some multiprocessors, which end late (H200, 2026-11: 10240 x 8192 in two parts of `one` 27.1 us for
     /// 22.5, m = 1).
     fn leaves_room(&self, config: SmallMConfig) -> bool {
-        finds_places(self.blocks(config), self.places(config), self.sm_count)
-            && 6 * self.blocks(config) >= 5 * self.blocks(config).div_ceil(self.sm_count) * self.sm_count
+        let blocks = self.blocks(config);
+        finds_places(blocks, self.places(config), self.sm_count) && evenly(blocks, self.sm_count, [5, 6])
     }
 
     /// Of FP8. Made from most configurations at 20 shapes and m of 1, 8 and 16 (H200, 2026-11, the record of links), where it is the fastest of as many parts or within 2 % of it in all but one (12 %): 9.0 us become 7.9 at
@@ -88,7 +82,7 @@ impl Link {
         }
         let long = steps >= if few { 8 } else { 7 };
         let crowded = few && steps >= 6 && self.blocks(one) > 2 * self.sm_count;
-        (long || crowded) && self.evenly(two, 7) && (self.at_once(two) || steps <= 8)
+        (long || crowded) && evenly(self.blocks(two), self.sm_count, [7, 10]) && (self.at_once(two) || steps <= 8)
     }
 
     /// The stages left with which it releases the next kernel.
@@ -118,6 +112,11 @@ impl Link {
 pub(super) fn finds_places(blocks: usize, places: usize, sm_count: usize) -> bool {
     let each = blocks.div_ceil(sm_count);
     each == places || 2 * each <= places
+}
+
+/// Whether multiprocessors have as many blocks each, or on average this part of what those have that have the most.
+pub(super) fn evenly(blocks: usize, sm_count: usize, [part, of]: [usize; 2]) -> bool {
+    of * blocks >= part * blocks.div_ceil(sm_count) * sm_count
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue};
 use super::module::Modules;
 use super::small_m::InChain;
-use super::small_m_chain::finds_places;
+use super::small_m_chain::{evenly, finds_places};
 use super::small_m_codes::SmallMWeights;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 use super::small_m_weights::{SmallMWeightsCall, no_such_kernel};
@@ -152,8 +152,6 @@ impl OneRow {
     fn repacked_link(config: SmallMConfig, nk: [usize; 2], sm_count: usize) -> Option<Self> {
         use SmallMBlock::{Eight, Four, Narrow, Sixteen};
         let of = |block, split| Self::first(SmallMConfig::new(block, split).ok()?, CodeOrder::Repacked, nk);
-        // As many on each multiprocessor, or nearly.
-        let evenly = |blocks: usize| 5 * blocks >= 4 * blocks.div_ceil(sm_count) * sm_count;
         match (config.block(), config.split()) {
             (Four, 1) => {
                 let one = of(Four, 1).filter(|one| one.pays(sm_count))?;
@@ -161,7 +159,7 @@ impl OneRow {
             }
             (Four, 2) | (Eight, 1) => {
                 let one = of(Eight, 1).filter(|one| one.steps >= 2)?;
-                if !evenly(one.blocks()) {
+                if !evenly(one.blocks(), sm_count, [4, 5]) {
                     return of(Four, 2);
                 }
                 let deep = one.deep(nk).filter(|deep| one.steps >= 4 && deep.at_once(sm_count));

@@ -338,10 +338,11 @@ impl Kernels {
     fn small_m_weights_pass(&self, stream: &Queue, call: &SmallMWeightsCall<'_>) -> Result<()> {
         let (mnk, all) = ([call.m, call.n, call.k], [call.codes, call.scales.unwrap_or(call.codes)]);
         let (codes, here) = (call.weights.code_order(), self.on_hopper());
-        let linked = OneRow::link_of(call.config, codes, mnk, self.sm_count).filter(|_| here);
-        let as_link = || match &linked {
-            Some(one) => Some(one.place(self.sm_count)),
-            None => call.config.in_chain(mnk, self.sm_count),
+        // Asked for in chains alone.
+        let mut linked = None;
+        let as_link = || {
+            linked = OneRow::link_of(call.config, codes, mnk, self.sm_count).filter(|_| here);
+            linked.map_or_else(|| call.config.in_chain(mnk, self.sm_count), |one| Some(one.place(self.sm_count)))
         };
         let place = match call.a_is_made {
             true => InChain::alone(call.config),
