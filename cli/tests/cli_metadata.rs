@@ -115,3 +115,42 @@ fn dequantize_tells_of_marks_that_it_leaves_out() {
     assert_eq!(value["left_out"].as_array().unwrap().len(), 2, "{value}");
     assert_eq!(Checkpoint::open(&output).unwrap().tensors().len(), 1);
 }
+
+/// (Whatever had such a name went: a matrix of values, too.)
+#[test]
+fn what_merely_has_the_name_of_a_mark_is_copied() {
+    let folder = Folder::new();
+    let [input, output] = ["in", "out"].map(|name| folder.file(name));
+    let layer = [
+        ("l.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]),
+        ("l.weight_scale", Dtype::F32, vec![], f32_bytes(&[1.0])),
+    ];
+    let kept = [
+        f32_tensor("scaled_fp8", [64, 64], 1),
+        ("m.scaled_fp8", Dtype::F32, vec![3], vec![0; 12]),
+        ("n.scaled_fp8", Dtype::BF16, vec![], vec![0; 2]),
+        ("l.comfy_quant", Dtype::F32, vec![1], vec![0; 4]),
+    ];
+    for tensor in kept {
+        let name = tensor.0;
+        write(&input, &[&layer[..], &[tensor.clone()]].concat());
+        let value = json(&["dequantize", &input, "-o", &output, "--json"]);
+        assert_eq!(value["left_out"], json!([]), "{name}");
+        assert_eq!(Checkpoint::open(&output).unwrap().bytes(name).unwrap(), tensor.3, "{name}");
+    }
+    // Of two dimensions it is no text; and what is left out is a mark of the type that it has.
+    for (name, dtype, shape, is_mark) in [
+        ("l.comfy_quant", Dtype::U8, vec![2, 8], false),
+        ("scaled_fp8", Dtype::F8_E5M2, vec![2], true),
+        ("m.scaled_fp8", Dtype::F32, vec![], true),
+    ] {
+        let bytes = shape.iter().product::<usize>() * if dtype == Dtype::F32 { 4 } else { 1 };
+        write(&input, &[&layer[..], &[(name, dtype, shape, vec![0x20; bytes])]].concat());
+        let value = json(&["dequantize", &input, "-o", &output, "--json"]);
+        assert_eq!(value["left_out"] == json!([name]), is_mark, "{name}: {value}");
+        assert_eq!(Checkpoint::open(&output).unwrap().get(name).is_none(), is_mark, "{name}");
+    }
+    // Codes of that name are codes: without a scale they are refused, and not passed over.
+    write(&input, &[&layer[..], &[("scaled_fp8", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256])]].concat());
+    assert_words(&bad(2, &["dequantize", &input, "-o", &output]), &["tensor scaled_fp8: is FP8 but has no scale"]);
+}

@@ -4,14 +4,34 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use safetensors::Dtype;
 use serde_json::{Value, json};
+
+use super::header::TensorInfo;
 
 /// The entry of the metadata that lists layers.
 pub(super) const METADATA: &str = "_quantization_metadata";
 /// Ending of the tensor that describes a layer.
 pub(super) const SUFFIX: &str = ".comfy_quant";
 /// Most bytes of such a tensor that are looked at.
-pub(super) const MOST_BYTES: u64 = 1 << 16;
+const MOST_BYTES: u64 = 1 << 16;
+/// Last part of the name of the tensor by whose type older files say that they are FP8.
+const MARKER: &str = "scaled_fp8";
+
+/// The layer that a tensor describes: the bytes of a text. (Whatever else has such a name is somebody's data.)
+pub(super) fn marked_layer(tensor: &TensorInfo) -> Option<&str> {
+    let is_text = tensor.dtype == Dtype::U8 && tensor.shape.len() == 1 && tensor.bytes() <= MOST_BYTES;
+    tensor.name.strip_suffix(SUFFIX).filter(|_| is_text)
+}
+
+/// True for the tensor by whose type and number of elements, 0 to 2, older files say how they are FP8; F32 says E4M3. Observed: Comfy-Org/ComfyUI,
+/// comfy/utils.py, convert_old_quants. (A matrix of that name is a matrix.)
+pub(super) fn is_marker(tensor: &TensorInfo) -> bool {
+    tensor.name.rsplit('.').next() == Some(MARKER)
+        && matches!(tensor.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F32)
+        && tensor.shape.len() < 2
+        && tensor.shape.iter().all(|number| *number <= 2)
+}
 
 /// The layer of a weight.
 pub(super) fn layer(name: &str) -> &str {

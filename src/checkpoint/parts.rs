@@ -3,6 +3,7 @@
 use safetensors::Dtype;
 
 use super::cast_recipe::cast_scheme;
+use super::comfy;
 use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::{
@@ -66,7 +67,7 @@ impl<'a> Parts<'a> {
 
 impl Listing {
     pub(super) fn quantized(&self) -> Vec<&str> {
-        let is_codes = |t: &&TensorInfo| !self.is_scale(&t.name) && !is_marker(&t.name);
+        let is_codes = |t: &&TensorInfo| !self.is_scale(&t.name) && !comfy::is_marker(t);
         let tensors = self.header.tensors.iter().filter(is_codes);
         tensors
             .filter_map(|t| match (t.name.strip_suffix(PACKED_SUFFIX), t.name.strip_suffix(BLOCKS_SUFFIX)) {
@@ -409,9 +410,4 @@ pub(super) fn e8m0_like(scale: &TensorInfo) -> Dtype {
 /// The matrix that a tensor is a scale of by its name alone.
 fn scaled(name: &str) -> Option<&str> {
     SCALE_ENDINGS.iter().find_map(|ending| name.strip_suffix(ending))
-}
-
-/// True for the tensor by whose type ComfyUI's older files say that they are FP8.
-pub(super) fn is_marker(name: &str) -> bool {
-    name.rsplit('.').next() == Some("scaled_fp8")
 }

@@ -7,7 +7,7 @@ use super::cast_recipe::StoredScheme;
 use super::comfy;
 use super::header::TensorInfo;
 use super::names::{Dialect, NibbleOrder, is_e8m0, scaled_by_name, wide_dtype};
-use super::parts::{Parts, Second, is_marker};
+use super::parts::{Parts, Second};
 use super::plain_rows::widen;
 use super::reader::Checkpoint;
 use super::recipe::{Reading, WrittenRecipe, dialect};
@@ -63,14 +63,16 @@ impl Checkpoint {
         self.listing.is_scale(name)
     }
 
-    /// True for what marks a quantized layer and goes with its quantization: ComfyUI's `comfy_quant` and `scaled_fp8`.
+    /// True for what marks a quantized layer and goes with its quantization: ComfyUI's `comfy_quant` and `scaled_fp8`, where they have
+    /// the type and shape of a mark. What merely has the name is a tensor like others.
     pub fn is_mark(&self, name: &str) -> bool {
-        let layer = name.strip_suffix(comfy::SUFFIX);
-        layer.is_some_and(|layer| self.listing.get(&format!("{layer}.weight")).is_some()) || is_marker(name)
+        let has_weight = |layer: &str| self.listing.get(&format!("{layer}.weight")).is_some();
+        self.marked_layer(name).is_some_and(has_weight) || self.listing.get(name).is_some_and(comfy::is_marker)
     }
 
     /// The layer that a tensor marks for ComfyUI, `LAYER.comfy_quant`.
     pub fn marked_layer<'a>(&self, name: &'a str) -> Option<&'a str> {
+        self.listing.get(name).and_then(comfy::marked_layer)?;
         name.strip_suffix(comfy::SUFFIX)
     }
 

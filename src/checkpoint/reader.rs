@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use ndarray::Array2;
-use safetensors::Dtype;
 
 use super::comfy;
 use super::folder::{Files, Index, files_of};
@@ -108,10 +107,8 @@ impl Checkpoint {
 
     /// What ComfyUI's tensors say of their layers.
     fn read_marks(&mut self) -> Result<()> {
-        let marks = self.listing.header.tensors.iter().filter_map(|tensor| {
-            let is_mark = tensor.dtype == Dtype::U8 && tensor.bytes() <= comfy::MOST_BYTES;
-            Some((tensor.name.strip_suffix(comfy::SUFFIX).filter(|_| is_mark)?, tensor))
-        });
+        let tensors = self.listing.header.tensors.iter();
+        let marks = tensors.filter_map(|tensor| Some((comfy::marked_layer(tensor)?, tensor)));
         let mut found = Vec::new();
         for (layer, tensor) in marks {
             let bytes = self.part(&tensor.name, 0, tensor.bytes())?;
