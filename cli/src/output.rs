@@ -283,15 +283,6 @@ pub fn one_line(message: &str, command: Option<&str>) -> String {
     format!("{}; see scaled-gemm {command}--help", text.trim_start_matches("error: "))
 }
 
-/// The median of numbers in their order: of an even number of them the mean of the two in the middle.
-pub fn median(sorted: &[f64]) -> Option<f64> {
-    let middle = sorted.len() / 2;
-    match sorted.len() % 2 {
-        0 => Some((sorted.get(middle.checked_sub(1)?)? + sorted.get(middle)?) / 2.0),
-        _ => sorted.get(middle).copied(),
-    }
-}
-
 /// Three significant digits, plain; whole numbers below a million whole.
 pub fn number(value: f64) -> String {
     if !value.is_finite() || (value.fract() == 0.0 && value.abs() < 1e6) {
@@ -353,13 +344,6 @@ mod tests {
     fn what_is_not_shown_is_not_made() {
         assert_eq!(Form::Text.value(|| panic!("made for nobody")), Value::Null);
         assert_eq!(Form::Json.value(|| 1.into()), 1);
-    }
-
-    /// (It was the upper one of two.)
-    #[test]
-    fn the_median_of_two_is_between_them() {
-        let all: [&[f64]; 4] = [&[], &[1.0], &[1.0, 4.0], &[1.0, 2.0, 7.0]];
-        assert_eq!(all.map(median), [None, Some(1.0), Some(2.5), Some(2.0)]);
     }
 
     #[test]

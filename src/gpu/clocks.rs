@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use crate::gpu::device::memory::driver;
 use crate::gpu::handle::Handle;
+use crate::reference::median;
 
 /// Milliseconds between two readings.
 const EVERY_MS: u32 = 50;
@@ -40,7 +41,7 @@ impl Clocks {
         let clocks = sorted(readings.iter().map(|r| r.0).collect());
         let watts = sorted(readings.iter().map(|r| r.1).collect());
         let (least, greatest) = (*clocks.first()?, *clocks.last()?);
-        Some(Self::Read { sm_mhz: [least, clocks[clocks.len() / 2], greatest], watts: watts[watts.len() / 2] })
+        Some(Self::Read { sm_mhz: [least, median(&clocks)?, greatest], watts: median(&watts)? })
     }
 }
 
@@ -159,6 +160,9 @@ mod tests {
         assert_eq!(parse("No devices were found"), None);
         let read = Clocks::of(&[(1980.0, 120.0), (1395.0, 690.0), (1410.0, 700.4)]).unwrap();
         assert_eq!(read.to_string(), "SM 1410 MHz (1395-1980), 690 W");
+        // (Of an even number it was the upper of the two in the middle.)
+        let even = Clocks::of(&[(1980.0, 120.0), (1395.0, 690.0), (1410.0, 700.0), (1400.0, 680.0)]).unwrap();
+        assert_eq!(even, Clocks::Read { sm_mhz: [1395.0, 1405.0, 1980.0], watts: 685.0 });
         assert_eq!(Clocks::of(&[]), None);
     }
 

@@ -21,6 +21,7 @@ use crate::gpu::device::libraries;
 use crate::gpu::device::memory::{BorrowsOutliveGraph, driver};
 use crate::gpu::handle::{Handle, Private};
 use crate::gpu::lt;
+use crate::reference::quantile;
 
 /// How launches follow one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -340,9 +341,9 @@ impl Times {
         Self(times)
     }
 
-    /// What a quarter, a half and three quarters of the launches did not exceed.
+    /// What a quarter, a half and three quarters of the launches did not exceed; between two of them the mean.
     pub fn quartiles(&self) -> [f64; 3] {
-        [1, 2, 3].map(|quarter| self.0.get(self.0.len() * quarter / 4).copied().unwrap_or(f64::NAN))
+        [1, 2, 3].map(|quarter| quantile(&self.0, [quarter, 4]).unwrap_or(f64::NAN))
     }
 
     /// The time that counts.
@@ -381,6 +382,8 @@ mod tests {
         assert_eq!((times.quartiles(), times.median()), ([2.0, 3.0, 4.0], 3.0));
         assert_eq!(times.to_string(), "3.00 (2.00-4.00)");
         assert_eq!(Times::new(vec![7.0]).quartiles(), [7.0; 3]);
+        // (Of an even number it was the upper of the two in the middle.)
+        assert_eq!(Times::new(vec![4.0, 1.0, 3.0, 2.0]).quartiles(), [1.5, 2.5, 3.5]);
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub use grouped::{
 };
 pub use hadamard::{hadamard16, hadamard16_amax, hadamard16_inverse};
 pub use linear::{Linear, LinearGradients, QuantizedGradient, SavedInput};
-pub use metrics::{calc_diff, sqnr_db};
+pub use metrics::{calc_diff, median, quantile, sqnr_db};
 pub use noise::Noise;
 pub use operand::HostOperand;
 pub use philox::philox4x32_10;

@@ -18,7 +18,7 @@ use super::{Activations, Caster, DecodeTime, Device, HostA, Pair, PairTime, Supp
 use crate::args::AccumulationChoice;
 use crate::data::normal;
 use crate::memory;
-use crate::output::{Failure, OR_CPU, count, median};
+use crate::output::{Failure, OR_CPU, count};
 use crate::quantizers::{Gate, Producer, Quantizer, chosen_rows, experts, has_one_scale};
 use crate::target::Target;
 
@@ -46,7 +46,7 @@ fn median_us<T>(mut run: impl FnMut() -> Result<T>) -> Result<f64> {
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
     times.sort_by(f64::total_cmp);
-    Ok(median(&times).unwrap_or(f64::NAN))
+    Ok(reference::median(&times).unwrap_or(f64::NAN))
 }
 
 impl Device for Cpu {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, left_alone};
+use scaled_gemm::reference::median;
 use scaled_gemm::{Fp8Format, MxScaleRule, Mxfp8Recipe, Recipe};
 use serde_json::{Value, json};
 
@@ -18,7 +19,7 @@ use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
 use crate::non_finite::Others;
-use crate::output::{MANY, bytes, count, median, named, shown, starred, table};
+use crate::output::{MANY, bytes, count, named, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
 use crate::unread::{self, Unread};
