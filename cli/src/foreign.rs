@@ -6,7 +6,7 @@ use scaled_gemm::checkpoint::{Checkpoint, Dtype, scaled_by_name};
 use scaled_gemm::model_folder::ModelConfig;
 
 use crate::folder::some;
-use crate::output::{Failure, count, shown};
+use crate::output::{Failure, count, of_number, shown};
 use crate::unread::{self, Unread};
 
 /// What helps with such codes: `dequantize` does not read them.
@@ -107,8 +107,24 @@ pub fn refuse_codes(input: &Checkpoint) -> Result<(), Failure> {
     }
 }
 
-/// What there is to say of plain weights that have such codes beside them: of which of the two a layer is made nobody knows.
-pub fn plain_too(input: &Checkpoint) -> Option<String> {
+/// What there is to say of such codes beside matrices that are read, where no config says that the model is quantized: what is made of it
+/// has them still. Not of those that `remains`, that may be left of casts, or that have a plain weight beside them, of which more is said.
+pub fn beside_read(input: &Checkpoint, config: Option<&ModelConfig>, remains: &HashSet<&str>) -> Option<String> {
+    let lost: HashSet<&str> = Unread::find(input, config, remains).lost.into_iter().collect();
+    let said: HashSet<&str> = both(input).into_iter().map(|(_, codes)| codes).collect();
+    let is_said = |name: &str| remains.contains(name) || said.contains(name) || lost.contains(name);
+    let mut codes = unread::unread_codes(input);
+    codes.retain(|tensor| !is_said(&tensor.name) && !lost.contains(unread::without_scale(&tensor.name)));
+    let [hold, them] = [("holds", "hold"), ("it", "them")].map(|(one, many)| of_number(codes.len(), one, many));
+    Some(format!(
+        "{}: {} {hold} codes in a format that is not read here; dequantize {them} with what wrote {them}",
+        shown(input.path()),
+        unread::named(&codes)?
+    ))
+}
+
+/// Plain weights that have such codes beside them, each with these.
+fn both(input: &Checkpoint) -> Vec<(String, &str)> {
     let weight = |codes: &str| match codes.strip_suffix("_packed") {
         Some(weight) => Some(weight.to_string()),
         None => codes.strip_suffix("qweight").map(|layer| [layer, "weight"].concat()),
@@ -117,8 +133,12 @@ pub fn plain_too(input: &Checkpoint) -> Option<String> {
         input.get(name).is_some_and(|tensor| matches!(tensor.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64))
     };
     let codes = unread::unread_codes(input).into_iter();
-    let both = codes.filter_map(|codes| Some((weight(&codes.name).filter(is_plain)?, codes.name.as_str())));
-    let both: Vec<String> = both.map(|(plain, codes)| format!("{plain} beside {codes}")).collect();
+    codes.filter_map(|codes| Some((weight(&codes.name).filter(is_plain)?, codes.name.as_str()))).collect()
+}
+
+/// What there is to say of such weights: of which of the two a layer is made nobody knows.
+pub fn plain_too(input: &Checkpoint) -> Option<String> {
+    let both: Vec<String> = both(input).into_iter().map(|(plain, codes)| format!("{plain} beside {codes}")).collect();
     Some(format!(
         "{}: {} plain and in codes that are not read here ({}): engines take one of the two, and not all the same; keep one",
         shown(input.path()),

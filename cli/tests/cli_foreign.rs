@@ -486,3 +486,35 @@ fn quantize_advises_no_dequantize_that_a_scale_would_end() {
     let text = gemm(&broken);
     assert!(text.contains("tensor w_scale: holds NaN as scale (0, 0)") && !text.contains("dequantize"), "{text}");
 }
+
+/// (Nothing was said: what came out was refused later, for codes that nobody had spoken of.)
+#[test]
+fn codes_that_are_not_read_beside_codes_that_are_read_are_told() {
+    let folder = Folder::new();
+    let read = [
+        ("m.z.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]),
+        ("m.z.o_proj.weight_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+    ];
+    let [one, all] = [&model()[3..5], &model()].map(|tensors| [tensors, &read].concat());
+    let holds =
+        "1 tensor (m.b.o_proj.W_q) holds codes in a format that is not read here; dequantize it with what wrote it";
+    let hold = "6 tensors (m.a.o_proj.qweight, m.a.o_proj.qzeros, m.f.o_proj.indices, ...) hold codes in a format that is not read here; \
+                dequantize them with what wrote them";
+    for (i, (tensors, words)) in [(one, holds), (all, hold)].into_iter().enumerate() {
+        let [file, path] = ["file", "folder"].map(|name| folder.file(&format!("{name}{i}")));
+        write(&file, &tensors);
+        model_folder(&path, &tensors, Some(json!({"architectures": ["X"]})));
+        for input in [&file, &path] {
+            // That the config of the folder has no entry is another thing, and wrong with it.
+            let text = String::from_utf8(run_on("cpu", &["info", input]).stdout).unwrap();
+            assert_words(&text, &[words]);
+            let output = format!("{input}-out");
+            assert_words(&said(&["dequantize", input, "-o", &output]), &["copied as they are: ", words]);
+        }
+    }
+    // Where all is read nothing is said.
+    let [file, output] = ["read", "read-out"].map(|name| folder.file(name));
+    write(&file, &read);
+    let text = good(&["info", &file]) + &said(&["dequantize", &file, "-o", &output]);
+    assert!(!text.contains("not read here"), "{text}");
+}

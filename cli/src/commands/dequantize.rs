@@ -101,6 +101,8 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let stay = notes::scales_that_stay(&input, says);
     let lost = unread::lost_casts(&Unread::find(&input, config.as_ref(), &remains.tensors).lost);
     let lost = lost.map(|lost| format!("copied as they are: {lost}"));
+    let foreign = foreign::beside_read(&input, config.as_ref(), &remains.tensors);
+    let foreign = foreign.map(|text| format!("copied as they are: {text}"));
     let copied = match input.folder() {
         Some(from) => {
             if let Some(config) = config {
@@ -157,6 +159,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         .chain(copied)
         .chain(lost)
         .chain(foreign::plain_too(&input).map(|text| format!("copied as they are: {text}")))
+        .chain(foreign)
         .chain(notes::missing_experts(&input))
         .chain(odd)
         .chain(left_in_words)

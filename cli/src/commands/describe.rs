@@ -267,6 +267,9 @@ fn findings(
                     .into(),
             );
         }
+        None if !says && !matrices.is_empty() => {
+            found.notes.extend(foreign::beside_read(input, config, &remains.tensors));
+        }
         None => {}
     }
     found
