@@ -7,6 +7,7 @@ use scaled_gemm::checkpoint::Checkpoint;
 use crate::foreign;
 use crate::orphans;
 use crate::output::shown;
+use crate::readable::Readable;
 
 /// Of those beside plain weights, but for what was `said` to be something else; nothing where there are none.
 pub fn beside_plain(input: &Checkpoint, said: impl Fn(&str) -> bool) -> Option<String> {
@@ -20,12 +21,13 @@ pub fn beside_plain(input: &Checkpoint, said: impl Fn(&str) -> bool) -> Option<S
     ))
 }
 
-/// What is wrong with quantized matrices that cannot be read, one by one, but for what `remains` of some, of which it is said what is missing,
+/// What is wrong with quantized matrices that cannot be read, for their headers or for scales that are no numbers, one by one, but for what `remains` of some, of which it is said what is missing,
 /// for what is of another format, and for what is plain now, whose entry goes. What is said of two tensors of a matrix is one fault.
 pub fn broken(input: &Checkpoint, remains: &HashSet<&str>) -> Vec<String> {
     let is_said = |name: &str| remains.contains(name) || foreign::is_stacked(input, name) || input.is_left(name);
     let names = input.quantized().into_iter().filter(|name| !is_said(name));
-    let mut faults: Vec<_> = names.filter_map(|name| input.quant_info(name).err()).map(|e| e.to_string()).collect();
+    let mut readable = Readable::new(input);
+    let mut faults: Vec<_> = names.filter_map(|name| readable.check(name).err()).map(|e| e.to_string()).collect();
     let mut known = HashSet::new();
     faults.retain(|fault| known.insert(fault.clone()));
     faults

@@ -25,6 +25,7 @@ mod pipeline;
 mod plot;
 mod produced;
 mod quantizers;
+mod readable;
 mod recipes;
 mod remains;
 mod shapes;

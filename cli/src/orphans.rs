@@ -3,7 +3,7 @@
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo};
 
 use crate::folder::some;
-use crate::output::{count, shown};
+use crate::output::{count, of_number, shown};
 use crate::remains;
 
 /// Their names, in the order of the files.
@@ -32,10 +32,7 @@ pub fn of_others_in_words<'a>(
     found: impl Iterator<Item = (&'a str, &'a str)>,
     what: &str,
 ) -> Option<String> {
-    // Only of layers' weights is the divisor's more than a name that looks alike: it belongs to codes of another name.
-    let is_named =
-        |name: &str, matrix: &str| matrix.ends_with("weight") || name.strip_suffix("_global_scale") != Some(matrix);
-    let names: Vec<_> = found.filter(|(name, matrix)| is_named(name, matrix)).map(|(name, _)| name).collect();
+    let names = named_so(found);
     Some(format!(
         "{}: {} ({}) with the name of a scale that their matrix has not as it is written{what}: no reader takes them for it, and engines that \
          refuse what they do not know do not load the model; take them out of the input",
@@ -43,4 +40,24 @@ pub fn of_others_in_words<'a>(
         count(names.len(), "tensor", "tensors"),
         some(names.iter().copied())?
     ))
+}
+
+/// What there is to say of them where their matrices become plain, and they are copied.
+pub fn of_others_that_stay(input: &Checkpoint) -> Option<String> {
+    let names = named_so(input.scales_of_others().into_iter());
+    let [is, it] = [("as it is", "as they are"), ("it", "them")].map(|(one, many)| of_number(names.len(), one, many));
+    Some(format!(
+        "{}: {} that matrices are read without, copied {is} beside weights that are plain now: engines that go by names take the weights for \
+         codes; take {it} out of the input",
+        shown(input.path()),
+        in_words(&names)?
+    ))
+}
+
+/// Those of these that are more than names which look alike.
+fn named_so<'a>(found: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<&'a str> {
+    // Only of layers' weights is the divisor's: it belongs to codes of another name.
+    let is_named =
+        |name: &str, matrix: &str| matrix.ends_with("weight") || name.strip_suffix("_global_scale") != Some(matrix);
+    found.filter(|(name, matrix)| is_named(name, matrix)).map(|(name, _)| name).collect()
 }

@@ -294,3 +294,50 @@ fn casts_of_which_no_scale_is_left_are_told() {
         assert!(!said(&["dequantize", &q, "-o", &back]).contains("scales of"));
     }
 }
+
+/// (`info` and `quantize` told of them, and `dequantize`, which leaves them beside plain weights, did not.)
+#[test]
+fn stray_scales_beside_a_cast_are_told_by_dequantize() {
+    let folder = Folder::new();
+    let [input, q, output] = ["in", "q", "out"].map(|name| folder.file(name));
+    let stray = ["m.o_proj.weight_scale_inv", "m.o_proj.weight_scale_2"]
+        .map(|name| (name, Dtype::F32, vec![1], f32_bytes(&[0.5])));
+    for (number, words) in [
+        (
+            1,
+            "1 scale (m.o_proj.weight_scale_inv) that matrices are read without, copied as it is beside weights that are plain now",
+        ),
+        (
+            2,
+            "2 scales (m.o_proj.weight_scale_2, m.o_proj.weight_scale_inv) that matrices are read without, copied as they are",
+        ),
+    ] {
+        write(&input, &[&[f32_tensor("m.o_proj.weight", [32, 32], 1)], &stray[..number]].concat());
+        good(&["quantize", &input, "-o", &q, "--group", "1x32"]);
+        assert_words(&said(&["dequantize", &q, "-o", &output]), &[words, "; take "]);
+        assert_words(&good(&["info", &output]), &["beside weights that are plain"]);
+    }
+    write(&input, &[f32_tensor("m.o_proj.weight", [32, 32], 1)]);
+    good(&["quantize", &input, "-o", &q, "--group", "1x32"]);
+    let text = said(&["dequantize", &q, "-o", &output]);
+    assert!(!text.contains("read without"), "{text}");
+}
+
+/// (It was copied without a word.)
+#[test]
+fn quantize_tells_of_a_cast_that_it_copies_and_that_cannot_be_read() {
+    let folder = Folder::new();
+    let [input, q, broken, output] = ["in", "q", "broken", "out"].map(|name| folder.file(name));
+    let tensors = [f32_tensor("m.o_proj.weight", [32, 32], 1), f32_tensor("m.other.weight", [32, 32], 2)];
+    write(&input, &tensors);
+    good(&["quantize", &input, "-o", &q, "--group", "1x32", "--only", "o_proj"]);
+    let mut all = fs::read(&q).unwrap();
+    let view = SafeTensors::deserialize(&all).unwrap();
+    let at = view.tensor("m.o_proj.weight_scale").unwrap().data().as_ptr() as usize - all.as_ptr() as usize;
+    all[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&broken, all).unwrap();
+    let text = said(&["quantize", &broken, "-o", &output, "--recipe", "fp8-row"]);
+    assert_words(&text, &["copied as they are: ", "tensor m.o_proj.weight_scale: holds NaN as scale (0, 0)"]);
+    let text = said(&["quantize", &q, "-o", &output, "--recipe", "fp8-row"]);
+    assert!(!text.contains("copied as they are"), "{text}");
+}

@@ -5,6 +5,7 @@ use scaled_gemm::checkpoint::{Checkpoint, TensorInfo};
 use crate::copied;
 use crate::experts;
 use crate::folder::some;
+use crate::orphans;
 use crate::output::{count, shown};
 
 /// That experts are missing, in what is written too.
@@ -18,7 +19,7 @@ pub fn missing_experts(input: &Checkpoint) -> Option<String> {
 /// Last parts of the names of scales of a cache of keys and values.
 const CACHE: [&str; 5] = ["k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale"];
 
-/// What stays as it is and would be taken for something else: scales beside plain weights, and those of a cache of which the config
+/// What stays as it is and would be taken for something else: scales beside plain weights, those beside matrices that are read without them, and those of a cache of which the config
 /// spoke that goes. `says`: whether one did.
 pub fn scales_that_stay(input: &Checkpoint, says: bool) -> Vec<String> {
     let path = shown(input.path());
@@ -31,5 +32,5 @@ pub fn scales_that_stay(input: &Checkpoint, says: bool) -> Vec<String> {
             count(names.len(), "scale", "scales")
         )
     });
-    copied::beside_plain(input, |_| false).into_iter().chain(cache).collect()
+    copied::beside_plain(input, |_| false).into_iter().chain(orphans::of_others_that_stay(input)).chain(cache).collect()
 }

@@ -7,6 +7,7 @@ use scaled_gemm::model_folder::ModelConfig;
 
 use crate::foreign;
 use crate::output::{Failure, shown};
+use crate::readable::Readable;
 use crate::remains::{self, Remains};
 use crate::unread::{self, Beside, Unread};
 
@@ -22,25 +23,9 @@ pub fn all(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(), Failu
     names.iter().try_for_each(|name| input.quant_info(name).map(drop))?;
     unread(input, config, &remains)?;
     beside(input)?;
-    scales(input, &names)
-}
-
-/// Most bytes of scales that are looked at in all: those of 9 GiB of NVFP4, of 5 GiB of a cast to E2M1 in 1x32, whose scales are FP32, and of
-/// more where groups are larger. A dry run of `quantize` reads them, too, for what it says of a model that it refuses.
-const MOST_SCALES: u64 = 1 << 30;
-
-/// Refuses scales that are no numbers, which `dequantize` meets in its work.
-fn scales(input: &Checkpoint, names: &[&str]) -> Result<(), Failure> {
-    let mut read = 0;
-    for name in names {
-        let (.., parts) = input.quant_info(name)?;
-        let bytes: u64 = parts.iter().skip(1).map(|scale| scale.bytes()).sum();
-        if read + bytes <= MOST_SCALES {
-            read += bytes;
-            input.check_scales(name)?;
-        }
-    }
-    Ok(())
+    // Scales that are no numbers `dequantize` meets in its work.
+    let mut readable = Readable::new(input);
+    Ok(names.iter().try_for_each(|name| readable.check(name))?)
 }
 
 /// In words, for whoever would advise it. `path`: of the model, which is named already.
