@@ -166,7 +166,7 @@ pub struct BenchArgs {
     pub plot: Option<PathBuf>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(group(ArgGroup::new("target").required(true).multiple(true).args(["recipe", "group"])))]
 #[command(group(ArgGroup::new("where").required(true).multiple(true).args(["output", "dry_run"])))]
 pub struct QuantizeArgs {

@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 
 use common::*;
+use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
@@ -60,8 +61,10 @@ fn what_is_advised_can_be_done() {
     let error = bad(2, &["quantize", &file, "--recipe", "nvfp4", "--dry-run", "--only", "w"]);
     assert_words(
         &error,
-        &["columns not a multiple of 16: 1", "; pad their columns with zeros, name others with --only"],
+        &["columns not a multiple of 16: 1", "; pad their columns with zeros, or give a file with other matrices"],
     );
+    // (There are no others to name.)
+    assert!(!error.contains("name others"), "{error}");
     // Rows of 48 are no trouble for MX itself: plain is written.
     let odd = folder.file("model-of-48");
     fs::create_dir(&odd).unwrap();
@@ -431,4 +434,85 @@ fn the_median_of_what_sharing_costs_is_between_two() {
     assert!((a - b).abs() > 0.1, "{costs:?}");
     let text = good(&["quantize", &input, "-o", &again, "--recipe", "nvfp4"]);
     assert_words(&text, &[&format!("sharing cost {:.2} dB of SQNR in the median of 2 matrices", (a + b) / 2.0)]);
+}
+
+/// (Other options were advised that are refused with those that were given.)
+#[test]
+fn options_that_are_advised_are_not_refused() {
+    let folder = Folder::new();
+    let [gpt2, tied, coded, q] = ["gpt2", "tied", "coded", "q"].map(|name| folder.file(name));
+    let conv = "h.0.attn.c_attn.weight";
+    model_folder(&gpt2, &[f32_tensor(conv, [32, 96], 1)], Some(json!({"model_type": "gpt2"})));
+    let embedding = "model.embed_tokens.weight";
+    model_folder(&tied, &[f32_tensor(embedding, [64, 32], 1)], Some(json!({"model_type": "llama"})));
+    let two = [f32_tensor("l.0.mlp.down_proj.weight", [128, 128], 2), f32_tensor("l.1.o_proj.weight", [128, 128], 3)];
+    model_folder(&coded, &two, Some(json!({"architectures": ["X"]})));
+    good(&["quantize", &coded, "-o", &q, "--recipe", "fp8-128x128", "--exclude", "o_proj"]);
+    let dry = |path: &str, options: &[&str]| bad(2, &[&["quantize", path, "--dry-run"][..], options].concat());
+    // By its name alone it is refused in the dialect of the recipe.
+    for (path, name) in [(&gpt2, conv), (&tied, embedding)] {
+        let error = dry(path, &["--recipe", "nvfp4"]);
+        assert_words(&error, &["name with --only what is left alone by default, and write --dialect plain"]);
+        let error = dry(path, &["--recipe", "nvfp4", "--only", name]);
+        assert!(error.contains("; write --dialect plain") && !error.contains("leave"), "{error}");
+        good(&["quantize", path, "--dry-run", "--recipe", "nvfp4", "--only", name, "--dialect", "plain"]);
+        // What no engine fuses is refused to be joined there.
+        let error = dry(path, &["--recipe", "fp8-128x128", "--only", name, "--no-fuse"]);
+        assert!(error.contains("; select others") && !error.contains("plain"), "{error}");
+        assert_words(
+            &dry(path, &["--recipe", "fp8-128x128", "--only", name, "--no-fuse", "--dialect", "plain"]),
+            &["--no-fuse: "],
+        );
+        let error = dry(path, &["--recipe", "fp8-128x128", "--no-fuse"]);
+        assert!(error.contains("; give a file with other matrices") && !error.contains("--only"), "{error}");
+    }
+    // Of a model that is quantized.
+    let words = "or for layers that are still plain write --dialect plain";
+    let only = ["--recipe", "fp8-128x128", "--only", "o_proj"];
+    assert_words(&dry(&q, &only), &[words]);
+    let error = dry(&q, &[&only[..], &["--no-fuse"]].concat());
+    assert!(error.ends_with("; dequantize it first"), "{error}");
+    // Nothing is left where the option is left out, or no more where less is excluded.
+    let odd = folder.file("odd");
+    write(&odd, &[f32_tensor("odd.weight", [16, 33], 1), f32_tensor("bias", [1, 16], 2)]);
+    let error = dry(&odd, &["--recipe", "nvfp4", "--only", "odd", "--exclude", "odd"]);
+    assert!(!error.contains("leave it out"), "{error}");
+    let error = dry(&odd, &["--recipe", "nvfp4", "--exclude", "odd"]);
+    assert!(!error.contains("narrow"), "{error}");
+}
+
+/// (One was to be removed, or the shards to be fetched again, and both belong to the model.)
+#[test]
+fn a_recipe_that_two_shards_tell_differently_is_removed_where_the_codes_are_not() {
+    let folder = Folder::new();
+    let model = folder.file("model");
+    fs::create_dir(&model).unwrap();
+    let plain = folder.file("plain");
+    for (shard, other, group) in [("a", "a.other", "1x16"), ("b", "b.other", "1x32")] {
+        write(&plain, &[f32_tensor("w", [32, 32], 1), f32_tensor(other, [32, 32], 2)]);
+        good(&["quantize", &plain, "-o", &format!("{model}/{shard}.safetensors"), "--group", group]);
+    }
+    // The codes go from the second, and what is said of them stays.
+    let path = format!("{model}/b.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let kept = file.iter().filter(|(name, _)| !["w", "w_scale"].contains(name)).collect::<Vec<_>>();
+    let text = safetensors::serialize(kept, header.metadata().clone()).unwrap();
+    fs::write(&path, text).unwrap();
+    let error = bad(2, &["info", &model]);
+    assert_words(
+        &error,
+        &[
+            "tensor w: has different recipes in the metadata of two files: ",
+            &format!("; remove scaled_gemm.w from the metadata of {path}, which does not hold its codes"),
+        ],
+    );
+    // What is advised helps.
+    let bytes = fs::read(&path).unwrap();
+    let mut entries = header.metadata().clone().unwrap();
+    entries.remove("scaled_gemm.w").unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    fs::write(&path, safetensors::serialize(file.iter().collect::<Vec<_>>(), Some(entries)).unwrap()).unwrap();
+    good(&["info", &model]);
 }

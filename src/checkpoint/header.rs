@@ -58,8 +58,8 @@ pub(super) struct Header {
 pub(super) enum Clash {
     /// A tensor that both have.
     Tensor(String),
-    /// How a matrix is read, by the metadata of these.
-    Recipes { matrix: String, files: [usize; 2] },
+    /// How a matrix is read, by the metadata of these; and the one among all that holds its codes.
+    Recipes { matrix: String, files: [usize; 2], codes: Option<usize> },
 }
 
 /// What is wrong with a header: the tensor to blame, if one is, and the reason.
@@ -136,11 +136,11 @@ impl Header {
         metadata.extend(comfy::merge(marks).map(|marks| (comfy::METADATA.to_string(), marks)));
         let merged = Self::new(tensors, metadata).map_err(Clash::Tensor)?;
         // What says how a matrix is read must not depend on the order of files.
-        let is_there =
-            |matrix: &str| CODES_ENDINGS.iter().any(|ending| merged.get(&[matrix, ending].concat()).is_some());
-        match differ.into_iter().find(|(matrix, _, are_recipes)| *are_recipes || is_there(matrix)) {
+        let codes =
+            |matrix: &str| CODES_ENDINGS.iter().find_map(|ending| Some(merged.get(&[matrix, ending].concat())?.file));
+        match differ.into_iter().find(|(matrix, _, are_recipes)| *are_recipes || codes(matrix).is_some()) {
             None => Ok((merged, keys)),
-            Some((matrix, files, _)) => Err(Clash::Recipes { matrix, files }),
+            Some((matrix, files, _)) => Err(Clash::Recipes { codes: codes(&matrix), matrix, files }),
         }
     }
 

@@ -9,7 +9,7 @@ use ndarray::Array2;
 
 use super::comfy;
 use super::folder::{Files, Index, files_of};
-use super::header::{Clash, Header, TensorInfo};
+use super::header::{Clash, Header, RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::wide_dtype;
 use super::open_files::OpenFiles;
@@ -64,7 +64,8 @@ impl Checkpoint {
                     path: path.to_path_buf(),
                     tensor: Some(printable(&layer)),
                     reason: printable(&format!("is {format} by the metadata of one file, and {other} by another's")),
-                    remedy: "remove the file that does not belong to the model".into(),
+                    remedy: "take the layer out of _quantization_metadata of the file that does not hold its weight"
+                        .into(),
                 });
             }
         }
@@ -72,7 +73,7 @@ impl Checkpoint {
         let broken_marks = headers.iter().enumerate().filter(is_broken).map(|(place, _)| place).collect();
         let (header, differing_metadata) = Header::merge(headers, said_codes::is_recipe).map_err(|clash| {
             let (name, reason, files): (_, _, Vec<&Source>) = match &clash {
-                Clash::Recipes { matrix, files } => {
+                Clash::Recipes { matrix, files, .. } => {
                     (matrix, "has different recipes in the metadata of two files", files.map(|at| &sources[at]).into())
                 }
                 Clash::Tensor(name) => {
@@ -81,16 +82,29 @@ impl Checkpoint {
                     (name, "is in two files", sources.iter().filter(has).collect())
                 }
             };
-            let remedy = match index {
-                Some(_) => "fetch the shards and their index again",
-                None => "give the index of its shards",
+            let remedy = match (&clash, &index) {
+                // Either may hold other tensors of the model, whatever an index says.
+                (Clash::Recipes { matrix, files, codes }, _) => {
+                    let others: Vec<_> = files.iter().filter(|at| Some(**at) != *codes).collect();
+                    let whose = match *others.as_slice() {
+                        [other] => format!("{}, which does not hold its codes", sources[*other].path.display()),
+                        _ => "both, which do not hold its codes".into(),
+                    };
+                    format!("remove {RECIPE_KEY}{} from the metadata of {}", printable(matrix), printable(&whose))
+                }
+                (Clash::Tensor(_), Some(_)) => {
+                    "remove the one that does not belong to the model, or fetch the shards and their index again".into()
+                }
+                (Clash::Tensor(_), None) => {
+                    "remove the one that does not belong to the model, or give the index of its shards".into()
+                }
             };
             let places: Vec<_> = files.into_iter().map(|source| source.path.display().to_string()).collect();
             Error::File {
                 path: path.to_path_buf(),
                 tensor: Some(printable(name)),
                 reason: format!("{reason}: {}", printable(&places.join(" and "))),
-                remedy: format!("remove the one that does not belong to the model, or {remedy}"),
+                remedy,
             }
         })?;
         let path_of = path.to_path_buf();

@@ -11,13 +11,14 @@ use serde_json::Value;
 
 use super::super::dequantize::refusals;
 use super::super::describe;
+use super::advice;
 use super::items::{Item, RAGGED};
 use super::plan::{Given, Plan, Plans};
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
 use crate::non_finite::Others;
-use crate::output::{Failure, count, exactly, named, shown};
+use crate::output::{Failure, count, exactly, named, of_number, shown};
 use crate::remains;
 use crate::sources;
 use crate::target::{Target, published};
@@ -100,8 +101,7 @@ pub fn refuse_quantized(of: Given<'_>) -> Result<(), Failure> {
     let method = describe::method(input, config).map(|(method, _)| method);
     let unread = Unread::find(input, config, &remains::find(input, config).tensors).codes;
     // Something to quantize beside what is quantized.
-    let is_one = |plans: Plans| plans.weights().next().is_some();
-    let has_plain = Plans::new(Given { dialect: Dialect::Plain, ..of }).is_ok_and(is_one);
+    let has_plain = advice::works_plain(of);
     let remedy = match refusals::all(input, config) {
         // The program's own dequantize does not read them.
         _ if !unread.is_empty() => format!(
@@ -213,20 +213,23 @@ fn tensors_of_several(index: &Path, name: &str) -> Option<Vec<String>> {
 /// # Errors
 /// [`Failure::Use`] for embeddings: engines replace linear layers by quantized ones, and look embeddings up in plain tables. And for
 /// the transposed weights of Conv1D, which they do not replace either.
-pub fn unusual(
-    args: &QuantizeArgs,
-    config: Option<&ModelConfig>,
-    dialect: Dialect,
-    plans: &Plans,
-    names: &[&str],
-) -> Result<Option<String>, Failure> {
+pub fn unusual(of: Given<'_>, plans: &Plans, names: &[&str]) -> Result<Option<String>, Failure> {
+    let Given { args, config, dialect, .. } = of;
     if args.only.is_none() {
         return Ok(None);
     }
+    // Of so many, where others are selected, too, and in the dialect that takes all.
+    let remedy = |number: usize| {
+        let leave = format!("leave {} out with --exclude", of_number(number, "it", "them"));
+        let others = (number < plans.weights().count()).then_some(leave);
+        let plain = advice::works_plain(of).then(|| "write --dialect plain".to_string());
+        let all: Vec<String> = others.into_iter().chain(plain).collect();
+        if all.is_empty() { "select others".into() } else { all.join(", or ") }
+    };
     let weights = || plans.weights().map(|(at, _)| names[at]);
     let turned: Vec<&str> = weights().filter(|name| plans.transposed.contains(module(name))).collect();
-    let turned = some(turned.iter().copied()).map(|first| (count(turned.len(), "weight", "weights"), first));
-    match (turned, dialect) {
+    let of_turned = some(turned.iter().copied()).map(|first| (count(turned.len(), "weight", "weights"), first));
+    match (of_turned, dialect) {
         (Some((number, first)), Dialect::Plain) => {
             return Ok(Some(format!(
                 "--only: selects {number} of Conv1D layers ({first}), [in, out], whose rows are not what products sum over; \
@@ -235,8 +238,8 @@ pub fn unusual(
         }
         (Some((number, first)), _) => {
             return Err(Failure::Use(format!(
-                "--only: selects {number} of Conv1D layers ({first}), [in, out], and no engine reads such layers quantized; leave \
-                 them out, or write --dialect plain"
+                "--only: selects {number} of Conv1D layers ({first}), [in, out], and no engine reads such layers quantized; {}",
+                remedy(turned.len())
             )));
         }
         (None, Dialect::Plain) => return Ok(None),
@@ -245,9 +248,9 @@ pub fn unusual(
     let embeddings: Vec<&str> = weights().filter(|name| left_alone(module(name)) == Some("an embedding")).collect();
     if let Some(first) = some(embeddings.iter().copied()).filter(|_| dialect != Dialect::ComfyUi) {
         return Err(Failure::Use(format!(
-            "--only: selects {} ({first}), and no engine reads embeddings quantized in the dialect {dialect}; leave them out, or write \
-             --dialect plain",
-            count(embeddings.len(), "embedding", "embeddings")
+            "--only: selects {} ({first}), and no engine reads embeddings quantized in the dialect {dialect}; {}",
+            count(embeddings.len(), "embedding", "embeddings"),
+            remedy(embeddings.len())
         )));
     }
     let left = |name: &&str| {

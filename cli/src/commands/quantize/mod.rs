@@ -1,5 +1,6 @@
 //! `quantize`: the weights of a file or of a model's folder become quantized ones; everything else is copied as it is.
 
+mod advice;
 mod beside;
 mod checks;
 mod fuse;
@@ -64,7 +65,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         return Err(Failure::Use(report::nothing_to_do(of, &plans.items, &plans.tensors)));
     }
     checks::refuse_shapes(&input, &plans, first)?;
-    let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
+    let unusual = checks::unusual(of, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
     let unused = scales.as_ref().map(|scales| unused(args, scales, (&input, &plans), &both)).transpose()?;
     let given = args.weight_amax.as_ref().map(InputScales::read).transpose()?;

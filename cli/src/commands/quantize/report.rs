@@ -3,18 +3,17 @@
 use std::collections::{BTreeMap, HashSet};
 
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
-use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, left_alone};
+use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig};
 use scaled_gemm::reference::median;
 use scaled_gemm::{Fp8Format, MxScaleRule, Mxfp8Recipe, Recipe};
 use serde_json::{Value, json};
 
 use super::super::dequantize::refusals;
+use super::advice;
 use super::given::{self, GivenAmax};
-use super::items::{Item, RAGGED};
+use super::items::Item;
 use super::lost::Remedies;
-use super::plan::{
-    BY_CONFIG, CODED, EXCLUDED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, RAGGED_MX, TRANSPOSED, Weight, left_out,
-};
+use super::plan::{CODED, Given, LOST, NOT_ASKED_FOR, Plan, Plans, Weight, left_out};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
@@ -324,7 +323,8 @@ fn at_most(median: f64, most: f64) -> String {
 }
 
 /// Why there is nothing to do: each reason with its number of tensors and an example.
-pub fn nothing_to_do(Given { args, input, config, .. }: Given<'_>, items: &[Item], plans: &[Plan]) -> String {
+pub fn nothing_to_do(of: Given<'_>, items: &[Item], plans: &[Plan]) -> String {
+    let Given { args, input, config, .. } = of;
     let copied: Vec<_> = items
         .iter()
         .zip(plans)
@@ -341,30 +341,7 @@ pub fn nothing_to_do(Given { args, input, config, .. }: Given<'_>, items: &[Item
     let only = args.only.as_ref().map(|regex| printable(regex.as_str()));
     let matches = items.iter().any(|item| args.only.as_ref().is_some_and(|regex| regex.is_match(&item.name)));
     let is = |which: &str| copied.iter().any(|(_, reason)| *reason == which);
-    let remedy = match only {
-        Some(_) if !matches => "mend the pattern, which info has the names for, or leave it out",
-        Some(_) if is(RAGGED) || is(RAGGED_MX) => {
-            "pad their columns with zeros, name others with --only, or leave it out"
-        }
-        Some(_) => "name others with --only, or leave it out",
-        None => {
-            let is_left = |(item, reason): &(&Item, &'static str)| {
-                [TRANSPOSED, BY_CONFIG].contains(reason) || left_alone(module(&item.name)) == Some(*reason)
-            };
-            // What helps with one of them at least.
-            match () {
-                () if copied.iter().any(is_left) => {
-                    "give a file with other matrices, or name with --only what is left alone by default"
-                }
-                () if is(EXCLUDED) => "give a file with other matrices, or narrow --exclude",
-                () if is(RAGGED) => "give a file with other matrices, or pad their columns with zeros",
-                () if is(RAGGED_MX) => {
-                    "give a file with other matrices, pad their columns with zeros, or write what no engine reads (--dialect plain)"
-                }
-                () => "give a file with other matrices",
-            }
-        }
-    };
+    let remedy = advice::for_nothing(of, &copied, matches);
     let coded = match CODED.into_iter().any(is).then(|| refusals::all(input, config)) {
         None => String::new(),
         Some(Ok(())) => {
