@@ -516,3 +516,56 @@ fn a_recipe_that_two_shards_tell_differently_is_removed_where_the_codes_are_not(
     fs::write(&path, safetensors::serialize(file.iter().collect::<Vec<_>>(), Some(entries)).unwrap()).unwrap();
     good(&["info", &model]);
 }
+
+/// (They were to be scaled up, whatever that does.)
+#[test]
+fn values_are_to_be_scaled_up_only_where_that_keeps_them() {
+    let folder = Folder::new();
+    let [input, output] = ["in", "out"].map(|name| folder.file(name));
+    // A first row of small values beside others.
+    let f32 = |small: f32, large: f32| {
+        let values: Vec<f32> = (0..32 * 64).map(|at| if at < 64 { small } else { large }).collect();
+        ("w.weight", Dtype::F32, vec![32, 64], f32_bytes(&values))
+    };
+    let f16 = |small: f32, large: f32| {
+        let values = (0..32 * 64).map(|at| half::f16::from_f32(if at < 64 { small } else { large }));
+        ("w.weight", Dtype::F16, vec![32, 64], values.flat_map(half::f16::to_le_bytes).collect::<Vec<_>>())
+    };
+    let wide = "its range is wider than this recipe's, whatever the values are scaled by\n";
+    for (matrix, options, alone, beside) in [
+        // A second level is of the largest value, however large that is.
+        (f32(1e-8, 1.0), &["--recipe", "nvfp4"][..], wide, "; leave the matrix as it is (--exclude)\n"),
+        (f16(6e-8, 1.0), &["--recipe", "nvfp4"], wide, "; leave the matrix as it is (--exclude)\n"),
+        // No room is left above, or there is.
+        (
+            f32(1e-20, 1e38),
+            &["--recipe", "fp8-row"],
+            "; use --recipe mxfp8\n",
+            "; leave the matrix as it is (--exclude)\n",
+        ),
+        (
+            f32(1e-20, 1e3),
+            &["--recipe", "fp8-row"],
+            "; scale them up, or use --recipe mxfp8\n",
+            "; scale them up, or leave",
+        ),
+        (f32(1e-44, 1e38), &["--group", "1x32"], wide, "; leave the matrix as it is (--exclude)\n"),
+        (
+            f32(1e-30, 1.0),
+            &["--group", "1x32"],
+            "; scale them up, or use --recipe mxfp8\n",
+            "; scale them up, or leave",
+        ),
+    ] {
+        for (words, more) in [(alone, vec![]), (beside, vec![f32_tensor("z.weight", [32, 64], 1)])] {
+            write(&input, &[vec![matrix.clone()], more].concat());
+            let text = good(&[&["quantize", &input, "-o", &output][..], options].concat());
+            assert_words(&text, &["groups became 0, and not all were; ", words]);
+        }
+    }
+    // What is advised keeps them.
+    let scaled = |by: f32| write(&input, &[f32(1e-20 * by, 1e3 * by)]);
+    scaled(1e20);
+    let text = good(&["quantize", &input, "-o", &output, "--recipe", "fp8-row"]);
+    assert!(!text.contains("became 0"), "{text}");
+}

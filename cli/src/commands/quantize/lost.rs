@@ -1,19 +1,26 @@
 //! Finite values of which a recipe keeps nothing: those whose codes and scales come to infinity, and groups and matrices that became zeros.
 
-use ndarray::Array2;
+use ndarray::{Array2, s};
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::codec::decode_block_scale;
 use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, Mxfp8Recipe, reference};
 
+use super::plan::Weight;
 use super::zero_groups::{ZeroGroups, least_block, smaller};
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
 use crate::output::{count, named};
+use crate::target::Target;
 
 /// Scales from which on a value may be beyond FP32: no code is above 57344, which is less than 2^16.
 const LARGE: f32 = (1u128 << 112) as f32;
 /// Scales up to which values may be zeros: the least code is 2^-16, and with a larger scale FP32 holds the value.
 const SMALL: f32 = 1.0 / LARGE;
+
+/// The largest value of F16 that there is room above: its largest number is 65504.
+const F16_ROOM: f32 = 32768.0;
+/// Rows and columns of the largest group that is not a whole row or matrix.
+const ROWS: usize = 128;
 
 /// What of some rows, or of a matrix, is lost.
 #[derive(Debug, Clone, Copy, Default)]
@@ -25,17 +32,20 @@ pub struct Lost {
     /// What [`least_block`] finds. Of interest where all that comes back is zero.
     least: Option<f32>,
     pub groups: ZeroGroups,
+    /// About the largest value, by the scales.
+    largest: f32,
 }
 
 impl Lost {
     /// Of rows and what was made of them. They are dequantized only where scales or codes are such that values may be lost.
     pub fn of(x: &PlainRows, part: &Coded) -> Self {
         let (scale, is_zero, groups) = (largest_scale(part), is_zero(part), ZeroGroups::of(x, part));
+        let largest = scale * format(part).max();
         if scale > SMALL && scale < LARGE && !is_zero {
-            return Self { groups, ..Self::default() };
+            return Self { groups, largest, ..Self::default() };
         }
         if is_zero && x.amax() == 0.0 {
-            return Self { zeros: true, groups, ..Self::default() };
+            return Self { zeros: true, groups, largest, ..Self::default() };
         }
         let mut back = match part {
             Coded::Quantized(q) => reference::dequantize(q, DType::F32),
@@ -46,7 +56,13 @@ impl Lost {
         }
         let values = x.to_f32();
         let beyond = values.iter().zip(&back).filter(|(x, back)| x.is_finite() && back.is_infinite()).count();
-        Self { beyond, zeros: back.iter().all(|value| *value == 0.0), least: least_block(values.view()), groups }
+        Self {
+            beyond,
+            zeros: back.iter().all(|value| *value == 0.0),
+            least: least_block(values.view()),
+            groups,
+            largest,
+        }
     }
 
     /// With that of rows that come after.
@@ -56,6 +72,7 @@ impl Lost {
             zeros: self.zeros && later.zeros,
             least: smaller(self.least, later.least),
             groups: self.groups.with(later.groups),
+            largest: self.largest.max(later.largest),
         }
     }
 
@@ -65,7 +82,7 @@ impl Lost {
     }
 
     /// Lines for the result, where there is something to say; `are_zeros_said`: of zeros more is said elsewhere.
-    pub fn describe(&self, name: &str, remedies: &Remedies, are_zeros_said: bool) -> String {
+    pub fn describe(&self, name: &str, weight: &Weight, remedies: &Remedies, are_zeros_said: bool) -> String {
         let (mut text, name) = (String::new(), named(name));
         if self.beyond > 0 {
             text += &format!(
@@ -74,14 +91,14 @@ impl Lost {
                 count(self.beyond, "value is", "values are")
             );
         }
-        let ZeroGroups { zeros, all, least } = self.groups;
+        let ZeroGroups { zeros, all, least, smallest } = self.groups;
         if self.became_zeros() && !are_zeros_said {
-            text += &format!("{name}: all its values became 0, and not all were; {}\n", remedies.of(self.least));
+            text += &format!("{name}: all its values became 0, and not all were; {}\n", remedies.of(self.least, true));
         } else if zeros > 0 && !are_zeros_said {
             text += &format!(
                 "{name}: all values of {zeros} of its {} became 0, and not all were; {}\n",
                 count(all, "group", "groups"),
-                remedies.of(least)
+                remedies.of(least, smallest.is_none_or(|smallest| is_kept_larger(weight, self.largest, smallest)))
             );
         }
         text
@@ -97,16 +114,43 @@ pub enum Remedies {
 }
 
 impl Remedies {
-    /// `least`: the smallest of the values that are to be kept, each the largest of its block.
-    fn of(&self, least: Option<f32>) -> String {
-        match self {
-            Self::Exclude => "scale them up, or leave the matrix as it is (--exclude)".into(),
-            Self::Recipes(all) => match all.iter().find(|(recipe, _)| keeps(*recipe, least.unwrap_or(0.0))) {
-                Some((_, options)) => format!("scale them up, or use {options}"),
-                None => "scale them up".into(),
-            },
+    /// `least`: the smallest of the values that are to be kept, each the largest of its block. `grows`: whether they are kept where all are
+    /// larger.
+    fn of(&self, least: Option<f32>, grows: bool) -> String {
+        let other = match self {
+            Self::Exclude => Some("leave the matrix as it is (--exclude)".to_string()),
+            Self::Recipes(all) => all
+                .iter()
+                .find(|(recipe, _)| keeps(*recipe, least.unwrap_or(0.0)))
+                .map(|(_, options)| format!("use {options}")),
+        };
+        match (grows, other) {
+            (true, Some(other)) => format!("scale them up, or {other}"),
+            (true, None) => "scale them up".into(),
+            (false, Some(other)) => other,
+            (false, None) => "its range is wider than this recipe's, whatever the values are scaled by".into(),
         }
     }
+}
+
+/// Whether a group of which `smallest` is the largest value is kept where all values are scaled up as far as their type goes, with room for what
+/// scales are rounded up to. Beside it is one with `largest`: schemes of two levels keep what is near it. The reference is asked.
+fn is_kept_larger(weight: &Weight, largest: f32, smallest: f32) -> bool {
+    let most = if weight.source == DType::F16 { F16_ROOM } else { LARGE };
+    // Of what is infinite, or has no scale, nothing is known.
+    if !(largest.is_finite() && largest > 0.0) {
+        return true;
+    }
+    let by = (f64::from(most) / f64::from(largest)).max(1.0).log2().floor().exp2();
+    let [large, small] = [largest, smallest].map(|value| (f64::from(value) * by) as f32);
+    let x = Array2::from_shape_fn([2 * ROWS, ROWS], |(row, _)| if row < ROWS { large } else { small });
+    let back = match weight.target {
+        Target::Recipe(recipe) => {
+            reference::quantize(x.view(), weight.source, recipe).map(|q| reference::dequantize(&q, DType::F32))
+        }
+        Target::Cast(recipe) => reference::cast(&x.view().into(), recipe).map(|q| reference::cast_back(&q, DType::F32)),
+    };
+    back.is_ok_and(|back| back.slice(s![ROWS.., ..]).iter().any(|value| *value != 0.0))
 }
 
 /// Whether a block of which this is the largest value is kept. No recipe has smaller scales than MXFP8. The reference is asked.
@@ -131,12 +175,19 @@ fn largest_scale(part: &Coded) -> f32 {
     whole * byte.map_or(0.0, |byte| decode_block_scale(block.format, byte))
 }
 
+fn format(part: &Coded) -> CodeFormat {
+    match part {
+        Coded::Quantized(q) => q.scheme().spec().format,
+        Coded::Cast(q) => q.scheme().format(),
+    }
+}
+
 /// Whether all codes are zero, of either sign.
 fn is_zero(part: &Coded) -> bool {
-    let (codes, format) = match part {
-        Coded::Quantized(q) => (q.logical_codes(), q.scheme().spec().format),
-        Coded::Cast(q) => (q.codes(), q.scheme().format()),
+    let codes = match part {
+        Coded::Quantized(q) => q.logical_codes(),
+        Coded::Cast(q) => q.codes(),
     };
-    let mask = if format == CodeFormat::E2M1 { 0x77 } else { 0x7F };
+    let mask = if format(part) == CodeFormat::E2M1 { 0x77 } else { 0x7F };
     codes.iter().all(|byte| byte & mask == 0)
 }

@@ -47,9 +47,13 @@ impl Report<'_> {
         }
         if let Some(found) = found {
             let name = |at: usize| tensors[at].name.as_str();
-            let are_zeros_said = |at| found.given.get(at).is_some_and(GivenAmax::is_said_of_zeros);
+            let are_zeros_said = |at: usize| found.given.get(&at).is_some_and(GivenAmax::is_said_of_zeros);
             let remedies = self.remedies();
-            found.lost.iter().for_each(|(at, lost)| text += &lost.describe(name(*at), &remedies, are_zeros_said(at)));
+            for (at, weight) in self.plans.weights() {
+                if let Some(lost) = found.lost.get(&at) {
+                    text += &lost.describe(name(at), weight, &remedies, are_zeros_said(at));
+                }
+            }
             text += &given::losses(found.given.iter().map(|(at, given)| (name(*at), given)));
             text += &given::outweighed(found.outweighed.iter().map(|(at, idle)| (name(*at), idle, name(idle.of))));
         }

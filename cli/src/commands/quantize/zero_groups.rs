@@ -16,6 +16,8 @@ pub struct ZeroGroups {
     pub all: usize,
     /// Of those that became zeros, what [`least_block`] finds; 0 where values of others may be in the same blocks.
     pub least: Option<f32>,
+    /// Of those that became zeros, the smallest of their largest values.
+    pub smallest: Option<f32>,
 }
 
 /// The smallest of the largest values in each block of MX, but for those of zeros: what keeps it keeps something of every block.
@@ -23,14 +25,16 @@ pub fn least_block(values: ArrayView2<'_, f32>) -> Option<f32> {
     let mut least: Option<f32> = None;
     for row in values.rows() {
         for block in row.axis_chunks_iter(Axis(0), MX_BLOCK) {
-            let largest =
-                block.iter().filter(|value| value.is_finite()).fold(0.0f32, |most, value| most.max(value.abs()));
-            if largest > 0.0 {
-                least = smaller(least, Some(largest));
-            }
+            least = smaller(least, largest(block));
         }
     }
     least
+}
+
+/// The largest magnitude of finite values; nothing of zeros.
+fn largest<'a>(values: impl IntoIterator<Item = &'a f32>) -> Option<f32> {
+    let finite = values.into_iter().filter(|value| value.is_finite());
+    Some(finite.fold(0.0f32, |most, value| most.max(value.abs()))).filter(|most| *most > 0.0)
 }
 
 /// The smaller one of those that are there.
@@ -50,7 +54,12 @@ impl ZeroGroups {
 
     /// With those of rows that come after.
     pub fn with(self, later: Self) -> Self {
-        Self { zeros: self.zeros + later.zeros, all: self.all + later.all, least: smaller(self.least, later.least) }
+        Self {
+            zeros: self.zeros + later.zeros,
+            all: self.all + later.all,
+            least: smaller(self.least, later.least),
+            smallest: smaller(self.smallest, later.smallest),
+        }
     }
 
     fn of_quantized(x: &PlainRows, q: &HostQuantMatrix) -> Self {
@@ -145,6 +154,7 @@ impl Grid {
                 found.zeros += 1;
                 let least = if has_blocks { least_block(values) } else { None };
                 found.least = smaller(found.least, Some(least.unwrap_or(0.0)));
+                found.smallest = smaller(found.smallest, largest(values));
             }
         }
         found
