@@ -417,3 +417,24 @@ fn a_plain_weight_beside_its_own_codes_is_told() {
         assert!(!good(&["info", &input]).contains("plain and in codes"), "{codes}");
     }
 }
+
+/// (It was said that the matrix was in the file twice, and each of two files had it once.)
+#[test]
+fn a_matrix_that_is_plain_in_one_shard_and_packed_in_another_is_said_to_be_in_both() {
+    let folder = Folder::new();
+    let model = folder.file("model");
+    fs::create_dir(&model).unwrap();
+    let [plain, packed] = ["a", "b"].map(|name| format!("{model}/{name}.safetensors"));
+    write(&plain, &[f32_tensor("x.weight", [32, 32], 1)]);
+    let codes: [Tensor; 3] = [
+        ("x.weight_packed", Dtype::U8, vec![32, 16], vec![0x11; 512]),
+        ("x.weight_scale", Dtype::F8_E4M3, vec![32, 2], vec![0x38; 64]),
+        ("x.weight_global_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+    ];
+    write(&packed, &codes);
+    let words = format!(
+        "tensor x.weight: is there twice, as x.weight in {plain} and as x.weight_packed in {packed}; keep one of the two"
+    );
+    let error = bad(2, &["dequantize", &model, "-o", &folder.file("out")]);
+    assert_words(&error, &[&words]);
+}

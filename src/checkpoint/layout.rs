@@ -289,7 +289,10 @@ impl CheckpointLayout {
         }
         let header = Header::new(self.tensors, self.metadata).map_err(|name| match name == METADATA {
             true => refuse(&name, "has the name that safetensors keeps for its metadata".into(), "rename it"),
-            false => refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"),
+            false => {
+                let place = if files.len() > 1 { "files" } else { "file" };
+                refuse(&name, format!("would be in the {place} twice"), "rename or leave out the one there")
+            }
         })?;
         let comfy = self.planned.matrices.iter().filter(|(_, planned)| planned.dialect == Dialect::ComfyUi);
         let comfy =

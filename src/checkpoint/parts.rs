@@ -282,13 +282,13 @@ impl Listing {
 
     /// Refuses a matrix whose codes have this ending, and whose name another tensor has: its plain values most likely.
     fn refuse_plain_too(&self, name: &str, ending: &str) -> Result<()> {
-        match self.get(name) {
-            None => Ok(()),
-            Some(_) => {
-                let found = format!("is in the file twice, as {name} and as {name}{ending}");
-                Err(self.refuse(name, found, "keep one of the two"))
-            }
-        }
+        let Some((plain, codes)) = self.get(name).zip(self.ending(name, ending)) else { return Ok(()) };
+        let (place, [first, second]) = match self.files.len() {
+            1 => (" in the file", Default::default()),
+            _ => (" there", [plain, codes].map(|tensor| format!(" in {}", self.files[tensor.file].display()))),
+        };
+        let found = format!("is{place} twice, as {name}{first} and as {name}{ending}{second}");
+        Err(self.refuse(name, found, "keep one of the two"))
     }
 
     /// What is said of a scale where a matrix was asked for.
