@@ -276,7 +276,7 @@ pub struct QuantizeArgs {
     /// scale in e2m1.
     #[arg(long)]
     pub allow_non_finite: bool,
-    /// Print JSON instead of tables.
+    /// Print JSON instead of tables, with what is said on standard error as `notes`.
     #[arg(long)]
     pub json: bool,
 }
@@ -444,7 +444,7 @@ pub struct DequantizeArgs {
     /// Where nvfp4 bytes hold the even column: low-first (in the low half, default) or high-first.
     #[arg(long, value_name = "ORDER")]
     pub nibble_order: Option<NibbleOrder>,
-    /// Print JSON instead of tables.
+    /// Print JSON instead of tables, with what is said on standard error as `notes`.
     #[arg(long)]
     pub json: bool,
 }
@@ -490,7 +490,7 @@ pub struct GemmArgs {
     /// Safetensors file to write (one that is there is replaced); D is the tensor `d` in it.
     #[arg(short, long)]
     pub output: PathBuf,
-    /// Print JSON instead of text.
+    /// Print JSON instead of text, with what is said on standard error as `notes`.
     #[arg(long)]
     pub json: bool,
 }

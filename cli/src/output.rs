@@ -116,9 +116,13 @@ impl Outcome {
         Self { text, value, form, notes: vec![format!("device {}", device.described())], failed: None }
     }
 
-    /// The same with something more to say beside it.
-    pub fn note(mut self, text: String) -> Self {
-        self.notes.push(text);
+    /// The same with more to say beside it. Programs get it as `notes` of the value, too: they need not read what is said to people.
+    pub fn with_notes(mut self, notes: impl IntoIterator<Item = String>) -> Self {
+        let notes: Vec<String> = notes.into_iter().collect();
+        if let Value::Object(value) = &mut self.value {
+            value.insert("notes".into(), notes.iter().map(String::as_str).collect());
+        }
+        self.notes.extend(notes);
         self
     }
 

@@ -154,3 +154,36 @@ fn what_merely_has_the_name_of_a_mark_is_copied() {
     write(&input, &[&layer[..], &[("scaled_fp8", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256])]].concat());
     assert_words(&bad(2, &["dequantize", &input, "-o", &output]), &["tensor scaled_fp8: is FP8 but has no scale"]);
 }
+
+/// (Programs had to read what is said to people.)
+#[test]
+fn what_is_said_beside_a_result_is_in_its_json() {
+    let folder = Folder::new();
+    let [input, q, back, again] = ["in", "q", "back", "again"].map(|name| folder.file(name));
+    let shards: [Metadata<'_>; 2] = [&[("author", "a")], &[("author", "b")]];
+    sharded(&input, &shards);
+    let lines = |args: &[&str]| {
+        let output = run_on("cpu", args);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{error}");
+        let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let said: Vec<String> = error.lines().map(|line| line.strip_prefix("scaled-gemm: ").unwrap().into()).collect();
+        // The device has a place of its own.
+        assert!(said[0].starts_with("device "), "{said:?}");
+        assert_eq!(value["notes"], json!(said[1..]), "{args:?}");
+        said.join("\n")
+    };
+    let words = ["its shards differ in 1 entry of the metadata (author)"];
+    let quantize = ["quantize", &input, "--recipe", "fp8-row", "--json"];
+    assert_words(&lines(&[&quantize[..], &["--dry-run"]].concat()), &words);
+    assert_words(&lines(&[&quantize[..], &["-o", &q]].concat()), &words);
+    // Shards of the result are one file: nothing differs, and something stays.
+    let tensors: Vec<Tensor> = vec![
+        ("l.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]),
+        ("l.weight_scale", Dtype::F32, vec![], f32_bytes(&[1.0])),
+        ("m.qweight", Dtype::I32, vec![16, 16], vec![0; 1024]),
+    ];
+    write(&back, &tensors);
+    let words = ["1 tensor (m.qweight) holds codes in a format that is not read here"];
+    assert_words(&lines(&["dequantize", &back, "-o", &again, "--json"]), &words);
+}

@@ -86,7 +86,7 @@ pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         let notes = record.map(|record| write_record(record, &value)).transpose()?;
         let form = Form::from_flag(args.json.as_ref().is_some_and(|path| path.as_os_str() == "-"));
         let outcome = Outcome { failed, ..Outcome::new(device.as_ref(), form, text, value) };
-        return Ok(notes.into_iter().fold(outcome, Outcome::note));
+        return Ok(outcome.with_notes(notes));
     }
     let ms = if args.m.is_empty() { device.default_ms() } else { args.m.iter().map(|&m| m as usize).collect() };
     let schemes = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
@@ -102,7 +102,7 @@ pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     notes.extend(record.map(|record| write_record(record, &value)).transpose()?);
     let form = Form::from_flag(args.json.as_ref().is_some_and(|path| path.as_os_str() == "-"));
     let outcome = finished(device.as_ref(), &lines, form, text, value);
-    Ok(notes.into_iter().fold(outcome, Outcome::note))
+    Ok(outcome.with_notes(notes))
 }
 
 /// Writes a record, and says where.

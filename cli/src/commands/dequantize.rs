@@ -154,7 +154,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         "dequantized": Value::from(done), "left_out": left_out.iter().flat_map(|(_, names)| names).collect::<Vec<_>>(),
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
-    Ok(notes
+    let notes = notes
         .into_iter()
         .chain(copied)
         .chain(lost)
@@ -167,8 +167,8 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         .chain(remains.of_head_in_words(&input).map(|scales| format!("{scales}: left out")))
         .chain(folder::not_in_index(&input))
         .chain(folder::written_metadata(&input))
-        .chain(folder::broken_marks(&input))
-        .fold(outcome, Outcome::note))
+        .chain(folder::broken_marks(&input));
+    Ok(outcome.with_notes(notes))
 }
 
 impl Plan {

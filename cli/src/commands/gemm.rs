@@ -95,7 +95,7 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         "out_dtype": args.out_dtype.name(), "bias": bias.is_some(), "activation": args.activation.name(),
         "nan": nan, "infinite": infinite,
     });
-    Ok(notes.fold(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value), Outcome::note))
+    Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value).with_notes(notes))
 }
 
 /// What a layer has beside its matrix, and the product has not.

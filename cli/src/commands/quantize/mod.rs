@@ -105,7 +105,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         let output = args.output.as_ref().map(|output| folder::check(layout, &input, output)).transpose()?;
         let value = form.value(|| report.value(device.name(), None));
         let outcome = Outcome::new(device.as_ref(), form, report.text(None), value);
-        return Ok(notes().chain(output.flatten()).fold(outcome, Outcome::note));
+        return Ok(outcome.with_notes(notes().chain(output.flatten())));
     }
     threads::make(args.jobs)?;
     let (writer, begun) = folder::create(layout, &input, args.output()?, args.shard_size)?;
@@ -137,7 +137,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     bar.finish_and_clear();
     let value = form.value(|| report.value(device.name(), Some(&found)));
     let outcome = Outcome::new(device.as_ref(), form, report.text(Some(&found)), value);
-    Ok(begun.into_iter().chain(notes()).chain(replaced).chain(copied).fold(outcome, Outcome::note))
+    Ok(outcome.with_notes(begun.into_iter().chain(notes()).chain(replaced).chain(copied)))
 }
 
 /// The dialect asked for; else, for a folder, the one that most engines load.
