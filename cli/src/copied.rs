@@ -6,16 +6,17 @@ use scaled_gemm::checkpoint::Checkpoint;
 
 use crate::foreign;
 use crate::orphans;
-use crate::output::shown;
+use crate::output::{Pronouns, shown};
 use crate::readable::Readable;
 
 /// Of those beside plain weights, but for what was `said` to be something else; nothing where there are none.
 pub fn beside_plain(input: &Checkpoint, said: impl Fn(&str) -> bool) -> Option<String> {
     let mut names = orphans::beside_plain(input);
     names.retain(|name| !said(name));
+    let Pronouns { it, as_it_is, .. } = Pronouns::of(names.len());
     Some(format!(
-        "{}: {} beside weights that are plain, copied as they are: engines that go by names take the weights for codes; fetch the model \
-         again, or take them out",
+        "{}: {} beside weights that are plain, copied {as_it_is}: engines that go by names take the weights for codes; fetch the model \
+         again, or take {it} out",
         shown(input.path()),
         orphans::in_words(&names)?
     ))

@@ -3,7 +3,7 @@
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo};
 
 use crate::folder::some;
-use crate::output::{count, of_number, shown};
+use crate::output::{Pronouns, count, shown};
 use crate::remains;
 
 /// Their names, in the order of the files.
@@ -25,17 +25,29 @@ pub fn in_words(names: &[&str]) -> Option<String> {
     Some(format!("{} ({})", count(names.len(), "scale", "scales"), some(names.iter().copied())?))
 }
 
-/// What there is to say of tensors with the name of a scale which that matrix has not; nothing where there are none. `what`: what becomes
-/// of them.
+/// What becomes of such tensors.
+#[derive(Clone, Copy)]
+pub enum Fate {
+    Copied,
+    /// They are there, and nothing is written.
+    There,
+}
+
+/// What there is to say of tensors with the name of a scale which that matrix has not; nothing where there are none.
 pub fn of_others_in_words<'a>(
     input: &Checkpoint,
     found: impl Iterator<Item = (&'a str, &'a str)>,
-    what: &str,
+    fate: Fate,
 ) -> Option<String> {
     let names = named_so(found);
+    let Pronouns { it, its, as_it_is } = Pronouns::of(names.len());
+    let copied = match fate {
+        Fate::Copied => format!(", copied {as_it_is}"),
+        Fate::There => String::new(),
+    };
     Some(format!(
-        "{}: {} ({}) with the name of a scale that their matrix has not as it is written{what}: no reader takes them for it, and engines that \
-         refuse what they do not know do not load the model; take them out of the input",
+        "{}: {} ({}) with the name of a scale that {its} matrix has not as it is written{copied}: no reader takes {it} for it, and engines that \
+         refuse what they do not know do not load the model; take {it} out of the input",
         shown(input.path()),
         count(names.len(), "tensor", "tensors"),
         some(names.iter().copied())?
@@ -45,9 +57,9 @@ pub fn of_others_in_words<'a>(
 /// What there is to say of them where their matrices become plain, and they are copied.
 pub fn of_others_that_stay(input: &Checkpoint) -> Option<String> {
     let names = named_so(input.scales_of_others().into_iter());
-    let [is, it] = [("as it is", "as they are"), ("it", "them")].map(|(one, many)| of_number(names.len(), one, many));
+    let Pronouns { it, as_it_is, .. } = Pronouns::of(names.len());
     Some(format!(
-        "{}: {} that matrices are read without, copied {is} beside weights that are plain now: engines that go by names take the weights for \
+        "{}: {} that matrices are read without, copied {as_it_is} beside weights that are plain now: engines that go by names take the weights for \
          codes; take {it} out of the input",
         shown(input.path()),
         in_words(&names)?

@@ -296,6 +296,22 @@ pub fn number(value: f64) -> String {
     if (-3..7).contains(&digits) { format!("{value:.*}", digits.max(0) as usize) } else { format!("{value:.2e}") }
 }
 
+/// The words for one thing, or for several.
+pub struct Pronouns {
+    pub it: &'static str,
+    pub its: &'static str,
+    pub as_it_is: &'static str,
+}
+
+impl Pronouns {
+    pub fn of(number: usize) -> Self {
+        match number {
+            1 => Self { it: "it", its: "its", as_it_is: "as it is" },
+            _ => Self { it: "them", its: "their", as_it_is: "as they are" },
+        }
+    }
+}
+
 /// Bytes with a unit.
 pub fn bytes(value: u64) -> String {
     indicatif::HumanBytes(value).to_string()

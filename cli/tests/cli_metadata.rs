@@ -133,7 +133,7 @@ fn what_merely_has_the_name_of_a_mark_is_copied() {
     ];
     for tensor in kept {
         let name = tensor.0;
-        write(&input, &[&layer[..], &[tensor.clone()]].concat());
+        write(&input, &[&layer[..], std::slice::from_ref(&tensor)].concat());
         let value = json(&["dequantize", &input, "-o", &output, "--json"]);
         assert_eq!(value["left_out"], json!([]), "{name}");
         assert_eq!(Checkpoint::open(&output).unwrap().bytes(name).unwrap(), tensor.3, "{name}");

@@ -384,7 +384,7 @@ fn a_tensor_that_is_there_before_its_matrix_is_quantized_is_one_of_the_input() {
     assert_eq!(folder.names(), ["in"]);
     // What is advised can be done, and it is said that the scale is left. (Without the third matrix nothing would be left to quantize in a dialect.)
     let exclude = ["--exclude", r"^l\.0\.self_attn\.q_proj\.weight$"];
-    let words = "1 scale (l.0.self_attn.q_proj.weight_scale) beside weights that are plain, copied as they are";
+    let words = "1 scale (l.0.self_attn.q_proj.weight_scale) beside weights that are plain, copied as it is";
     for dialect in [&["--dialect", "plain", "--dry-run"][..], &[]] {
         assert_words(&said(&[&args[..], &exclude, dialect].concat()), &[words]);
     }

@@ -64,7 +64,7 @@ fn a_scale_beside_plain_weights_is_said() {
     assert_words(&text, &[words, "fetch or write the model again"]);
     assert_words(&error, &["1 thing is wrong"]);
     let said = said(&["dequantize", &path, "-o", &folder.file("out")]);
-    assert_words(&said, &[words, "copied as they are", "take them out"]);
+    assert_words(&said, &[words, "copied as it is", "take it out"]);
 }
 
 /// (`_scale`, which is looked for first, is an ending of `_global_scale`: no weight has the name before it.)

@@ -53,9 +53,9 @@ fn scales_that_no_reader_takes_are_copied_and_named() {
         model_folder(&input, &layers(&[one(&name)]), Some(json!({"architectures": ["X"]})));
         let args = ["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", dialect];
         let words = [
-            format!("1 tensor ({name}) with the name of a scale that their matrix has not as it is written"),
-            "copied as they are: no reader takes them for it".into(),
-            "take them out of the input".into(),
+            format!("1 tensor ({name}) with the name of a scale that its matrix has not as it is written"),
+            "copied as it is: no reader takes it for it".into(),
+            "take it out of the input".into(),
         ];
         let text = said(&args);
         assert_words(&text, &words.each_ref().map(String::as_str));
@@ -67,7 +67,7 @@ fn scales_that_no_reader_takes_are_copied_and_named() {
         let file = format!("{output}/model.safetensors");
         let again = folder.file("again");
         let noted = good(&["info", &file]);
-        assert_words(&noted, &[&words[0], "matrix has not as it is written: no reader takes them for it", &words[2]]);
+        assert_words(&noted, &[&words[0], "matrix has not as it is written: no reader takes it for it", &words[2]]);
         let options = ["--recipe", "fp8-row", "--only", "other"];
         let with = folder.file("with");
         add(&file, &with, f32_tensor("other.weight", [32, 64], 3));
@@ -218,9 +218,10 @@ fn what_no_engine_takes_for_a_scale_of_what_enters_is_copied_and_named() {
         }
         model_folder(&input, &layers(std::slice::from_ref(tensor)), Some(json!({"architectures": ["X"]})));
         let text = said(&[&["quantize", &input, "-o", &output], how].concat());
-        let words =
-            format!("1 tensor ({name}) with the name of a scale of what enters layers that are quantized, copied");
-        assert_words(&text, &[&words, "take them out of the input"]);
+        let words = format!(
+            "1 tensor ({name}) with the name of a scale of what enters layers that are quantized, copied as it is"
+        );
+        assert_words(&text, &[&words, "; if it is a scale of what the layers were before, take it out of the input"]);
         let held = |folder: &str| {
             let bytes = fs::read(format!("{folder}/model.safetensors")).unwrap();
             SafeTensors::deserialize(&bytes).unwrap().tensor(name).ok().map(|tensor| tensor.data().to_vec())
@@ -318,6 +319,6 @@ fn scales_of_casts_whose_codes_are_gone_are_copied_and_named() {
     assert_words(&bad(2, &args), &["no matrix to quantize", list]);
     both(true);
     assert_words(&good(&args), &["1 matrix to nvfp4", &format!("copied as they are, {list}")]);
-    assert_words(&said(&args), &["1 scale (w_scale), copied as they are: the metadata say how their matrices were"]);
+    assert_words(&said(&args), &["1 scale (w_scale), copied as it is: the metadata say how its matrix was quantized"]);
     assert_eq!(read_f32(&output, "w_scale").0, [32, 16]);
 }

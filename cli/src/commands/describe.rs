@@ -25,8 +25,8 @@ use serde_json::{Value, json};
 use crate::experts;
 use crate::folder::{self, module};
 use crate::foreign;
-use crate::orphans;
-use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
+use crate::orphans::{self, Fate};
+use crate::output::{Failure, Form, Outcome, bytes, count, of_number, product, shown, starred, table};
 use crate::remains::{self, Remains};
 use crate::unread::{self, Beside, Unread};
 
@@ -224,7 +224,7 @@ fn findings(
             false => found.notes.push(format!("{what}, in a model of which nothing else is quantized")),
         }
     }
-    found.notes.extend(orphans::of_others_in_words(input, input.scales_of_others().into_iter(), ""));
+    found.notes.extend(orphans::of_others_in_words(input, input.scales_of_others().into_iter(), Fate::There));
     found.notes.extend(of_nothing(input, &remains.tensors));
     let (scales, not_read) = scales::problems(input, matrices);
     found.problems.extend(scales);
@@ -280,12 +280,13 @@ fn of_nothing(input: &Checkpoint, remains: &HashSet<&str>) -> Option<String> {
     let told: HashSet<Cow<'_, str>> = remains.iter().flat_map(|tensor| scaled_by_name(tensor)).collect();
     let names: Vec<&str> = input.said_of_nothing().filter(|name| !told.contains(*name)).collect();
     Some(format!(
-        "{}: the metadata say how {} ({}) {} quantized, of which no codes are there; take the entries {RECIPE_KEY}NAME out of them, or fetch \
+        "{}: the metadata say how {} ({}) {} quantized, of which no codes are there; take the {} {RECIPE_KEY}NAME out of them, or fetch \
          what is missing",
         shown(input.path()),
         count(names.len(), "matrix", "matrices"),
         folder::some(names.iter().copied())?,
-        if names.len() == 1 { "was" } else { "were" }
+        of_number(names.len(), "was", "were"),
+        of_number(names.len(), "entry", "entries")
     ))
 }
 

@@ -14,7 +14,7 @@ use super::configs::{CONFIG, HF, Method, Said};
 use super::entries::{LISTS, is_names};
 use super::{Findings, layers};
 use crate::folder::some;
-use crate::output::of_number;
+use crate::output::{Pronouns, of_number};
 
 /// Patterns looked at, and their bytes together: as many as a config may have. What they may become together, and one of them.
 const MOST_PATTERNS: usize = 256;
@@ -290,8 +290,10 @@ pub fn problems(
             ));
         }
         if let Some(names) = layers(&unknown) {
+            let Pronouns { it, .. } = Pronouns::of(unknown.len());
+            let layers = of_number(unknown.len(), "a linear layer", "linear layers");
             found.notes.push(format!(
-                "{names} plain, and {words}: engines take them for quantized where their own code has them as linear layers"
+                "{names} plain, and {words}: engines take {it} for quantized where their own code has {it} as {layers}"
             ));
         }
         spoken.extend(wrong);

@@ -13,8 +13,8 @@ use crate::activations::{ACTIVATIONS, is_scale};
 use crate::copied;
 use crate::folder::{self, module};
 use crate::foreign;
-use crate::orphans;
-use crate::output::{Failure, count, exactly, named, shown};
+use crate::orphans::{self, Fate};
+use crate::output::{Failure, Pronouns, count, exactly, named, of_number, shown};
 use crate::remains;
 use crate::unread::{self, Unread};
 
@@ -196,13 +196,14 @@ fn entering_scales<'a>(input: &'a Checkpoint, plans: &'a Plans, dialect: Dialect
 /// What there is to say of those that no engine takes for a scale: they are copied.
 pub fn entering(input: &Checkpoint, plans: &Plans, dialect: Dialect) -> Option<String> {
     let names: Vec<_> = entering_scales(input, plans, dialect).into_iter().map(|(name, ..)| name).collect();
+    let Pronouns { it, as_it_is, .. } = Pronouns::of(names.len());
     Some(format!(
-        "{}: {} ({}) with the name of a scale of what enters layers that are quantized, copied as they are: no engine takes them for it, \
-         and one that refuses what it does not know does not load the model; if they are scales of what the layers were before, take them \
-         out of the input",
+        "{}: {} ({}) with the name of a scale of what enters layers that are quantized, copied {as_it_is}: no engine takes {it} for it, \
+         and one that refuses what it does not know does not load the model; if {} of what the layers were before, take {it} out of the input",
         shown(input.path()),
         count(names.len(), "tensor", "tensors"),
-        folder::some(names.iter().copied())?
+        folder::some(names.iter().copied())?,
+        of_number(names.len(), "it is a scale", "they are scales")
     ))
 }
 
@@ -211,7 +212,7 @@ pub fn unread(input: &Checkpoint, layout: &CheckpointLayout) -> Option<String> {
     let of_new =
         layout.scales_of_others().into_iter().filter(|(name, _, is_read)| !is_read && input.get(name).is_some());
     let found = of_new.map(|(name, matrix, _)| (name, matrix)).chain(input.scales_of_others());
-    orphans::of_others_in_words(input, found, ", copied as they are")
+    orphans::of_others_in_words(input, found, Fate::Copied)
 }
 
 /// What there is to say of entries of the metadata that are no recipe, and that have the name of one which is written, or of a plain matrix, of
@@ -223,10 +224,11 @@ pub fn foreign_entries(input: &Checkpoint, plans: &Plans) -> Option<String> {
     let keys: Vec<String> = names.map(|name| [RECIPE_KEY, name].concat()).collect();
     Some(format!(
         "{}: {} of the metadata ({}) with the name of a recipe that quantize writes, and nothing that is known as one: not in what is \
-         written; write them under other names to keep them",
+         written; {}",
         shown(input.path()),
         count(keys.len(), "entry", "entries"),
-        folder::some(keys.iter().map(String::as_str))?
+        folder::some(keys.iter().map(String::as_str))?,
+        of_number(keys.len(), "write it under another name to keep it", "write them under other names to keep them")
     ))
 }
 
@@ -235,8 +237,10 @@ fn scales_alone(input: &Checkpoint, remains: &HashSet<&str>) -> Option<String> {
     let gone: HashSet<&str> = input.said_of_nothing().collect();
     let is_one = |name: &&str| !remains.contains(name) && scaled_by_name(name).any(|matrix| gone.contains(&*matrix));
     let names: Vec<&str> = input.tensors().iter().map(|tensor| tensor.name.as_str()).filter(is_one).collect();
+    let Pronouns { as_it_is, .. } = Pronouns::of(names.len());
+    let were = of_number(names.len(), "its matrix was", "their matrices were");
     Some(format!(
-        "{}: {}, copied as they are: the metadata say how their matrices were quantized (scaled_gemm.NAME), of which no codes are there; \
+        "{}: {}, copied {as_it_is}: the metadata say how {were} quantized (scaled_gemm.NAME), of which no codes are there; \
          fetch what is missing, or take both out of the file",
         shown(input.path()),
         orphans::in_words(&names)?

@@ -18,7 +18,7 @@ use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
 use crate::non_finite::Others;
-use crate::output::{Failure, count, exactly, named, of_number, shown};
+use crate::output::{Failure, Pronouns, count, exactly, named, shown};
 use crate::remains;
 use crate::sources;
 use crate::target::{Target, published};
@@ -220,7 +220,7 @@ pub fn unusual(of: Given<'_>, plans: &Plans, names: &[&str]) -> Result<Option<St
     }
     // Of so many, where others are selected, too, and in the dialect that takes all.
     let remedy = |number: usize| {
-        let leave = format!("leave {} out with --exclude", of_number(number, "it", "them"));
+        let leave = format!("leave {} out with --exclude", Pronouns::of(number).it);
         let others = (number < plans.weights().count()).then_some(leave);
         let plain = advice::works_plain(of).then(|| "write --dialect plain".to_string());
         let all: Vec<String> = others.into_iter().chain(plain).collect();
@@ -233,7 +233,8 @@ pub fn unusual(of: Given<'_>, plans: &Plans, names: &[&str]) -> Result<Option<St
         (Some((number, first)), Dialect::Plain) => {
             return Ok(Some(format!(
                 "--only: selects {number} of Conv1D layers ({first}), [in, out], whose rows are not what products sum over; \
-                 transpose them for products"
+                 transpose {} for products",
+                Pronouns::of(turned.len()).it
             )));
         }
         (Some((number, first)), _) => {
@@ -298,13 +299,14 @@ impl<'a> Layers<'a> {
     /// Refuses scales of layers that the model does not have: their names are wrong, or they are of another model.
     pub fn refuse_unknown(&self, args: &QuantizeArgs, scales: &InputScales) -> Result<(), Failure> {
         let unknown = scales.modules().filter(|name| !self.is_here(name) && !self.is_elsewhere(name));
-        let Some((number, first)) = counted(unknown.collect()) else { return Ok(()) };
+        let Some(Counted { number, first, it }) = counted(unknown.collect()) else { return Ok(()) };
         let others = self.elsewhere.as_ref().map(|(index, _)| format!(", nor the other shards of {}", shown(index)));
         Err(Failure::Use(format!(
-            "{}: {number} that {} does not have{} ({first}); mend the names, or leave them out",
+            "{}: {number} that {} does not have{} ({first}); mend {}, or leave {it} out",
             args.input_scales.as_deref().map(shown).unwrap_or_default(),
             shown(&args.input),
-            others.unwrap_or_default()
+            others.unwrap_or_default(),
+            if it == "it" { "the name" } else { "the names" }
         )))
     }
 
@@ -316,11 +318,11 @@ impl<'a> Layers<'a> {
             items.flat_map(|item| [module(&item.name), module(&input.tensors()[item.tensor].name)]).collect();
         let file = args.input_scales.as_deref().map(shown).unwrap_or_default();
         let idle = counted(scales.modules().filter(|name| self.is_here(name) && !used.contains(name)).collect());
-        let idle = idle.map(|(number, first)| {
+        let idle = idle.map(|Counted { number, first, .. }| {
             format!("{file}: {number} not quantized, whose amax nothing is written for ({first})")
         });
         let away = counted(scales.modules().filter(|name| self.is_elsewhere(name)).collect());
-        let away = away.map(|(number, first)| {
+        let away = away.map(|Counted { number, first, .. }| {
             format!("{file}: {number} of other shards, whose amax nothing is written for here ({first})")
         });
         idle.into_iter().chain(away).collect()
@@ -328,12 +330,20 @@ impl<'a> Layers<'a> {
 }
 
 /// How many layers a file of calibration names that are not among these, and the first few of them by name.
-pub fn others(given: &InputScales, known: &HashSet<&str>) -> Option<(String, String)> {
+pub fn others(given: &InputScales, known: &HashSet<&str>) -> Option<Counted> {
     let others = given.modules().filter(|name| !known.contains(name)).collect();
     counted(others)
 }
 
-fn counted(mut others: Vec<&str>) -> Option<(String, String)> {
+/// Layers in words: `2 layers`, the first few of them, and what they are called then, `it` or `them`.
+pub struct Counted {
+    pub number: String,
+    pub first: String,
+    pub it: &'static str,
+}
+
+fn counted(mut others: Vec<&str>) -> Option<Counted> {
     others.sort_unstable();
-    Some((count(others.len(), "layer", "layers"), some(others.iter().copied())?))
+    let (number, it) = (count(others.len(), "layer", "layers"), Pronouns::of(others.len()).it);
+    Some(Counted { number, first: some(others.iter().copied())?, it })
 }

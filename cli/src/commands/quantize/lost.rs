@@ -9,7 +9,7 @@ use super::plan::Weight;
 use super::zero_groups::{ZeroGroups, least_block, smaller};
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
-use crate::output::{count, named};
+use crate::output::{count, named, of_number};
 use crate::target::Target;
 
 /// Scales from which on a value may be beyond FP32: no code is above 57344, which is less than 2^16.
@@ -86,9 +86,14 @@ impl Lost {
         let (mut text, name) = (String::new(), named(name));
         if self.beyond > 0 {
             text += &format!(
-                "{name}: {} beyond FP32 as they were quantized, and come back infinite; scale them down, or round the scales otherwise \
-                 (mxfp8, mxfp4: --mx-rounding floor; fp8 and --group: exact scales, without --power-of-two and --scales ue8m0)\n",
-                count(self.beyond, "value is", "values are")
+                "{name}: {} beyond FP32 as {}, or round the scales otherwise (mxfp8, mxfp4: --mx-rounding floor; fp8 and --group: exact scales, \
+                 without --power-of-two and --scales ue8m0)\n",
+                count(self.beyond, "value is", "values are"),
+                of_number(
+                    self.beyond,
+                    "it was quantized, and comes back infinite; scale it down",
+                    "they were quantized, and come back infinite; scale them down"
+                )
             );
         }
         let ZeroGroups { zeros, all, least, smallest } = self.groups;

@@ -33,6 +33,7 @@ use crate::output::{Failure, Form, Outcome, byte_bar, float, named, shown};
 use crate::sources;
 use crate::target::Target;
 use crate::threads;
+use checks::Counted;
 use plan::{Given, Plan, Plans, Weight};
 use report::Report;
 use stream::Work;
@@ -327,7 +328,7 @@ fn weight_amax(
             )))
         }
         None => {
-            let idle = checks::others(given, &taken).map(|(number, first)| {
+            let idle = checks::others(given, &taken).map(|Counted { number, first, .. }| {
                 format!(
                     "{file}: {number} of experts in one tensor, each of which has an amax of its own: that of the tensor changes nothing \
                      ({first})"
@@ -335,8 +336,8 @@ fn weight_amax(
             });
             Ok((found, idle))
         }
-        Some((number, first)) => {
-            Err(Failure::Use(format!("{file}: {number} of which no weight is quantized ({first}); leave them out")))
+        Some(Counted { number, first, it }) => {
+            Err(Failure::Use(format!("{file}: {number} of which no weight is quantized ({first}); leave {it} out")))
         }
     }
 }
