@@ -24,8 +24,8 @@ pub(super) fn marked_layer(tensor: &TensorInfo) -> Option<&str> {
     tensor.name.strip_suffix(SUFFIX).filter(|_| is_text)
 }
 
-/// True for the tensor by whose type and number of elements, 0 to 2, older files say how they are FP8; F32 says E4M3. Observed: Comfy-Org/ComfyUI,
-/// comfy/utils.py, convert_old_quants. (A matrix of that name is a matrix.)
+/// True for the tensor by whose type and number of elements, 0 to 2, older files say how they are FP8; F32 says E4M3. Observed in copies of ComfyUI:
+/// `convert_old_quants`, which asks for nothing else. (A matrix of that name is a matrix.)
 pub(super) fn is_marker(tensor: &TensorInfo) -> bool {
     tensor.name.rsplit('.').next() == Some(MARKER)
         && matches!(tensor.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F32)
