@@ -349,6 +349,16 @@ mod tests {
         assert_eq!(narrow_maximum(other), None);
     }
 
+    /// Tables of the same templates as other files' that are compiled here whole, and minutes of a core.
+    const TABLES: [&str; 6] = [
+        "gemm/sm90_block",
+        "gemm/sm90_vector",
+        "gemm/sm90_plain",
+        "gemm/sm90_outer",
+        "gemm/sm90_e5m2_a",
+        "gemm/sm90_e5m2_b",
+    ];
+
     /// NVRTC takes every kernel, for each kind of architecture, with no GPU.
     ///
     /// All of them take minutes, and belong to CI, which sets the variable. Elsewhere, on GPU machines above all, one small
@@ -356,46 +366,66 @@ mod tests {
     #[test]
     fn nvrtc_compiles_every_kernel() {
         let everything = env::var_os("SCALED_GEMM_REQUIRE_CUBLASLT").is_some();
-        if let Err(reason) = nvrtc_version() {
-            assert!(!everything, "{reason}");
-            println!("skipped: {reason}");
+        let version = match nvrtc_version() {
+            Ok(version) => version,
+            Err(reason) => {
+                assert!(!everything, "{reason}");
+                println!("skipped: {reason}");
+                return;
+            }
+        };
+        assert!(TABLES.iter().all(|name| FILES.iter().any(|file| file.name == *name)), "{TABLES:?}");
+        let files = FILES.iter().filter(|file| everything || file.family == KernelFamily::Epilogue);
+        let mut all: Vec<_> = files.collect();
+        // The longest texts first, and one at a time: some files take half a minute, for which all cores but one waited at the end.
+        all.sort_by_cached_key(|file| std::cmp::Reverse(file.flattened().len()));
+        // Most of the time of this step: on all cores, but not on the threads that other tests wait for.
+        let threads = rayon::ThreadPoolBuilder::new().build().unwrap();
+        threads.install(|| all.into_par_iter().with_max_len(1).for_each(|file| assert_compiles(file, &version)));
+    }
+
+    /// That NVRTC takes the text for every kind of GPU that can run it, and what it makes for one. What differs by GPU is what the text says, not what the
+    /// compiler makes of it: that is nvcc's, too, whose machine code `scripts/check-kernels.sh` looks into for each of them.
+    fn assert_compiles(file: &KernelFile, version: &str) {
+        let source = file.flattened();
+        for gpu in [80, 89, 90, 100, 120].into_iter().filter(|gpu| file.gpus.contains(gpu)) {
+            let arch = architecture(gpu);
+            let arch_option = format!("--gpu-architecture={arch}");
+            let options = ["--std=c++17", "--fdevice-syntax-only", &arch_option];
+            let text = file.compile(&source, &arch, &options, version).unwrap();
+            assert!(entries(&text).is_empty(), "{} for {arch}: more than the text was compiled", file.name);
+        }
+        if TABLES.contains(&file.name) {
             return;
         }
-        // One of each kind that the sources tell apart, and of what every GPU can run the forward image, as build.rs makes it: nvcc has compiled all of them
-        // (scripts/check-kernels.sh). Of these files some branch on sm_90's own features, too. Two are compiled for them: all that do so would take 97 s of a core, of
-        // which `cast_rows` and `produced` are 68 for one constant, which `rms_norm` has as well (2026-11).
-        let for_sm90 = ["cast/nvfp4", "fused/rms_norm"];
-        assert!(for_sm90.iter().all(|name| FILES.iter().any(|file| file.name == *name)), "{for_sm90:?}");
-        let wanted = |file: &KernelFile| {
-            let for_all = *file.gpus.end() == u32::MAX;
-            let forward = everything && for_all;
-            let own = !forward || for_sm90.contains(&file.name);
-            let others: &[u32] = if everything { &[80, 89, 100] } else { &[] };
-            let gpus = others.iter().copied().chain(own.then_some(90)).filter(|gpu| file.gpus.contains(gpu));
-            let forward = forward.then(|| (90, "compute_90".to_string()));
-            gpus.map(|gpu| (gpu, architecture(gpu))).chain(forward).collect::<Vec<_>>()
-        };
-        let files = FILES.iter().filter(|file| everything || file.family == KernelFamily::Epilogue);
-        let mut all: Vec<_> = files.flat_map(|file| wanted(file).into_iter().map(move |of| (of, file))).collect();
-        // The longest texts first, and one at a time: some files take minutes, for which all cores but one waited at the end.
-        all.sort_by_cached_key(|(_, file)| std::cmp::Reverse(file.flattened().len()));
-        // Most of the time of CI: on all cores, but not on the threads that other tests wait for.
-        let threads = rayon::ThreadPoolBuilder::new().build().unwrap();
-        let compile = || {
-            all.into_par_iter().with_max_len(1).for_each(|((gpu, arch), file)| {
-                let ptx = file.nvrtc(&arch).unwrap();
-                let entries = entries(&ptx);
-                assert!(!entries.is_empty(), "{} for {arch}", file.name);
-                for (name, body) in entries {
-                    let name = format!("{name} of {} for {arch}", file.name);
-                    assert_eq!(narrow_maximum(body), None, "{name}: no amax is taken by 16-bit floats");
-                    if gpu >= 90 {
-                        assert_waits_before_memory(&name, body);
-                    }
-                }
-            })
-        };
-        threads.install(compile);
+        // Of what every GPU can run the forward image, as build.rs makes it.
+        let arch = if *file.gpus.end() == u32::MAX { "compute_90".to_string() } else { architecture(90) };
+        let ptx = file.nvrtc(&arch).unwrap();
+        let entries = entries(&ptx);
+        assert!(!entries.is_empty(), "{} for {arch}", file.name);
+        for (name, body) in entries {
+            let name = format!("{name} of {} for {arch}", file.name);
+            assert_eq!(narrow_maximum(body), None, "{name}: no amax is taken by 16-bit floats");
+            assert_waits_before_memory(&name, body);
+        }
+    }
+
+    /// A text of which NVRTC makes nothing is not taken for one that it has seen: a branch for one kind of GPU that does not compile is told.
+    #[test]
+    fn the_text_of_each_gpu_is_read() {
+        let Ok(version) = nvrtc_version() else { return println!("skipped: no NVRTC") };
+        let file = &FILES[0];
+        for gpu in [80, 89, 90, 100, 120] {
+            let source =
+                format!("#if __CUDA_ARCH__ == {gpu}0\n__device__ int f(int x) {{ return nowhere(x); }}\n#endif\n");
+            for other in [80, 89, 90, 100, 120] {
+                let arch = architecture(other);
+                let arch_option = format!("--gpu-architecture={arch}");
+                let made =
+                    file.compile(&source, &arch, &["--std=c++17", "--fdevice-syntax-only", &arch_option], &version);
+                assert_eq!(made.is_err(), gpu == other, "{gpu} {other}: {made:?}");
+            }
+        }
     }
 
     #[test]
