@@ -187,3 +187,45 @@ fn what_is_said_beside_a_result_is_in_its_json() {
     let words = ["1 tensor (m.qweight) holds codes in a format that is not read here"];
     assert_words(&lines(&["dequantize", &back, "-o", &again, "--json"]), &words);
 }
+
+/// (A mark of another type or shape was read as nothing: the scales of NVFP4 lie otherwise then, and the values were garbage; that of FP8 stayed
+/// beside plain values, which `info` refused. ComfyUI reads the bytes, whatever holds them.)
+#[test]
+fn a_mark_is_read_by_its_bytes_whatever_their_type_and_shape() {
+    let folder = Folder::new();
+    let [input, q, marked, output] = ["in", "q", "marked", "out"].map(|name| folder.file(name));
+    write(&input, &[f32_tensor("l.weight", [128, 256], 1)]);
+    for recipe in ["nvfp4", "fp8-tensor"] {
+        good(&["quantize", &input, "-o", &q, "--recipe", recipe, "--dialect", "comfyui"]);
+        good(&["dequantize", &q, "-o", &output, "--dtype", "f32"]);
+        let want = read_f32(&output, "l.weight");
+        let read = Checkpoint::open(&q).unwrap();
+        let kept = read.tensors().iter().filter(|tensor| tensor.name != "l.comfy_quant");
+        let kept: Vec<Tensor<'_>> = kept
+            .map(|tensor| (&*tensor.name, tensor.dtype, tensor.shape.clone(), read.bytes(&tensor.name).unwrap()))
+            .collect();
+        let mut mark = read.bytes("l.comfy_quant").unwrap();
+        mark.resize(mark.len().next_multiple_of(4), b' ');
+        let number = mark.len();
+        for (dtype, shape) in [
+            (Dtype::U8, vec![number]),
+            (Dtype::U8, vec![1, number]),
+            (Dtype::I8, vec![number]),
+            (Dtype::I8, vec![2, number / 2]),
+            (Dtype::F32, vec![number / 4]),
+            (Dtype::BF16, vec![2, number / 4]),
+        ] {
+            let case = format!("{recipe}: {dtype:?} {shape:?}");
+            write(&marked, &[&kept[..], &[("l.comfy_quant", dtype, shape, mark.clone())]].concat());
+            good(&["info", &marked]);
+            let value = json(&["dequantize", &marked, "-o", &output, "--dtype", "f32", "--json"]);
+            assert_eq!(value["left_out"], json!(["l.comfy_quant"]), "{case}");
+            assert_eq!(read_f32(&output, "l.weight"), want, "{case}");
+            assert_eq!(Checkpoint::open(&output).unwrap().tensors().len(), 1, "{case}");
+            good(&["info", &output]);
+        }
+    }
+    // What is no such text is none for `info`, either.
+    write(&marked, &[f32_tensor("l.weight", [16, 16], 1), ("l.comfy_quant", Dtype::F32, vec![1], vec![0; 4])]);
+    good(&["info", &marked]);
+}

@@ -18,10 +18,15 @@ const MOST_BYTES: u64 = 1 << 16;
 /// Last part of the name of the tensor by whose type older files say that they are FP8.
 const MARKER: &str = "scaled_fp8";
 
-/// The layer that a tensor describes: the bytes of a text. (Whatever else has such a name is somebody's data.)
-pub(super) fn marked_layer(tensor: &TensorInfo) -> Option<&str> {
-    let is_text = tensor.dtype == Dtype::U8 && tensor.shape.len() == 1 && tensor.bytes() <= MOST_BYTES;
-    tensor.name.strip_suffix(SUFFIX).filter(|_| is_text)
+/// The layer that a tensor may describe, by its name and size. What it is its bytes tell ([`is_mark`]).
+pub(super) fn layer_by_name(tensor: &TensorInfo) -> Option<&str> {
+    tensor.name.strip_suffix(SUFFIX).filter(|_| tensor.bytes() <= MOST_BYTES)
+}
+
+/// True for one that does: ComfyUI reads the bytes, whatever their type and shape. A row of bytes that is no such text is a broken mark;
+/// whatever else has the name is somebody's data.
+pub(super) fn is_mark(tensor: &TensorInfo, bytes: &[u8]) -> bool {
+    (tensor.dtype == Dtype::U8 && tensor.shape.len() == 1) || of_tensor(bytes).is_some()
 }
 
 /// True for the tensor by whose type and number of elements, 0 to 2, older files say how they are FP8; F32 says E4M3. Observed in copies of ComfyUI:

@@ -63,8 +63,8 @@ impl Checkpoint {
         self.listing.is_scale(name)
     }
 
-    /// True for what marks a quantized layer and goes with its quantization: ComfyUI's `comfy_quant` and `scaled_fp8`, where they have
-    /// the type and shape of a mark. What merely has the name is a tensor like others.
+    /// True for what marks a quantized layer and goes with its quantization: ComfyUI's `comfy_quant` and `scaled_fp8`, the one by its
+    /// bytes, the other by type and shape. What merely has the name is a tensor like others.
     pub fn is_mark(&self, name: &str) -> bool {
         let has_weight = |layer: &str| self.listing.get(&format!("{layer}.weight")).is_some();
         self.marked_layer(name).is_some_and(has_weight) || self.listing.get(name).is_some_and(comfy::is_marker)
@@ -72,8 +72,7 @@ impl Checkpoint {
 
     /// The layer that a tensor marks for ComfyUI, `LAYER.comfy_quant`.
     pub fn marked_layer<'a>(&self, name: &'a str) -> Option<&'a str> {
-        self.listing.get(name).and_then(comfy::marked_layer)?;
-        name.strip_suffix(comfy::SUFFIX)
+        name.strip_suffix(comfy::SUFFIX).filter(|_| self.marks.contains(name))
     }
 
     /// What the metadata list for ComfyUI (`_quantization_metadata`), without the layers that are `gone`; nothing where none is left.

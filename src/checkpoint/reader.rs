@@ -1,6 +1,6 @@
 //! [`Checkpoint`]: safetensors files opened for reading; what is asked for is read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -33,6 +33,8 @@ pub struct Checkpoint {
     pub(super) index: Option<PathBuf>,
     not_in_index: Vec<String>,
     differing_metadata: Vec<String>,
+    /// Tensors that mark layers for ComfyUI.
+    pub(super) marks: HashSet<String>,
 }
 
 impl Checkpoint {
@@ -113,8 +115,16 @@ impl Checkpoint {
             Listing { path: path_of, files: paths, header, nibble_order: None, comfy, broken_marks, heads: None };
         let not_in_index = index.map(|index| check_index(&listing, index)).transpose()?.unwrap_or_default();
         let differing_metadata = differing_metadata.into_iter().collect();
-        let mut checkpoint =
-            Self { listing, sources, open, folder, index: index_path, not_in_index, differing_metadata };
+        let mut checkpoint = Self {
+            listing,
+            sources,
+            open,
+            folder,
+            index: index_path,
+            not_in_index,
+            differing_metadata,
+            marks: HashSet::new(),
+        };
         checkpoint.read_marks()?;
         Ok(checkpoint)
     }
@@ -122,13 +132,17 @@ impl Checkpoint {
     /// What ComfyUI's tensors say of their layers.
     fn read_marks(&mut self) -> Result<()> {
         let tensors = self.listing.header.tensors.iter();
-        let marks = tensors.filter_map(|tensor| Some((comfy::marked_layer(tensor)?, tensor)));
-        let mut found = Vec::new();
-        for (layer, tensor) in marks {
+        let named = tensors.filter_map(|tensor| Some((comfy::layer_by_name(tensor)?, tensor)));
+        let (mut found, mut marks) = (Vec::new(), HashSet::new());
+        for (layer, tensor) in named {
             let bytes = self.part(&tensor.name, 0, tensor.bytes())?;
+            if comfy::is_mark(tensor, &bytes) {
+                marks.insert(tensor.name.clone());
+            }
             found.extend(comfy::of_tensor(&bytes).map(|format| (layer.to_string(), format)));
         }
         self.listing.comfy.extend(found);
+        self.marks = marks;
         Ok(())
     }
 

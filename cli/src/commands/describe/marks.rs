@@ -9,9 +9,6 @@ use super::{Matrix, layers};
 use crate::folder::{COMFY_MARK, COMFY_MARKS, broken_marks};
 use crate::output::shown;
 
-/// Most bytes of a mark that are looked at.
-const MOST_BYTES: u64 = 1 << 16;
-
 /// Formats and the types of their codes: Comfy-Org/ComfyUI, comfy/quant_ops.py (0271a46), QUANT_ALGOS.
 const FORMATS: [(&str, Dtype); 8] = [
     ("float8_e4m3fn", Dtype::F8_E4M3),
@@ -29,14 +26,10 @@ pub fn problems(input: &Checkpoint, matrices: &[Matrix<'_>]) -> Vec<String> {
     let schemes: BTreeMap<&str, &str> =
         matrices.iter().filter_map(|m| Some((m.name, m.found.as_ref().ok()?.0.name()))).collect();
     let mut faults: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    let marks = input
-        .tensors()
-        .iter()
-        .filter_map(|tensor| Some((tensor, tensor.name.strip_suffix(COMFY_MARK)?.strip_suffix('.')?)));
+    let marks = input.tensors().iter().filter_map(|tensor| Some((tensor, input.marked_layer(&tensor.name)?)));
     for (tensor, layer) in marks {
-        let mut bytes = vec![0; tensor.bytes().min(MOST_BYTES) as usize];
-        let is_read = tensor.bytes() <= MOST_BYTES && input.read(&tensor.name, 0, &mut bytes).is_ok();
-        let value: Value = serde_json::from_slice(&bytes).ok().filter(|_| is_read).unwrap_or_default();
+        let bytes = input.bytes(&tensor.name).unwrap_or_default();
+        let value: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         if let Some(fault) = fault(input, &schemes, layer, &value) {
             faults.entry(format!("{COMFY_MARK} {fault}")).or_default().push(layer);
         }
