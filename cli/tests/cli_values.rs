@@ -175,6 +175,9 @@ fn values_beyond_the_type_are_refused_not_written_as_infinities() {
     write(&input, &one_scale(0x38, Dtype::F8_E4M3, f32::MAX));
     let error = bad(2, &["dequantize", &input, "-o", &back]);
     assert_words(&error, &["16 values are beyond the range of bf16", "choose --dtype f32"]);
+    // (Of F16 the advice was BF16, too.)
+    let error = bad(2, &["dequantize", &input, "-o", &back, "--dtype", "f16"]);
+    assert_words(&error, &["16 values are beyond the range of f16", "choose --dtype f32"]);
     good(&["dequantize", &input, "-o", &back, "--dtype", "f32"]);
     fs::remove_file(&back).unwrap();
     // Beyond FP32 itself: no type holds them. They are refused in every type, and written if that is asked for.

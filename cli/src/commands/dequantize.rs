@@ -6,6 +6,7 @@
 mod experts;
 mod notes;
 pub mod refusals;
+mod vanished;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -35,6 +36,7 @@ use crate::sources;
 use crate::threads;
 use crate::unread::{self, Unread};
 use experts::Experts;
+use vanished::Vanished;
 
 /// A quantized matrix, in the place of its codes.
 struct Matrix {
@@ -116,7 +118,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     files::finish_checkpoint(writer)?;
     bar.finish_and_clear();
     let names = plans.iter().enumerate().filter_map(|(at, plan)| Some((at, plan.matrix()?.name.as_str())));
-    let odd = names.map(|(at, name)| (name, found.get(&at).map(|found| found.scales).unwrap_or_default()));
+    let found_in = names.filter_map(|(at, name)| Some((name, found.get(&at)?)));
+    let vanished = vanished::in_words(&input, args.dtype, found_in.clone().map(|(name, found)| (name, found.vanished)));
+    let odd = found_in.map(|(name, found)| (name, found.scales));
     let odd = odd_scales::in_words(&input, odd);
     let (mut rows, mut said, mut done) = (Vec::new(), String::new(), Vec::new());
     let none = Found::default();
@@ -162,6 +166,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         .chain(foreign)
         .chain(notes::missing_experts(&input))
         .chain(odd)
+        .chain(vanished)
         .chain(left_in_words)
         .chain(stay)
         .chain(remains.of_head_in_words(&input).map(|scales| format!("{scales}: left out")))
@@ -433,6 +438,7 @@ fn plain(
         false => part.dequantize(caster, dtype, buffer)?,
         true => PlainRows::from_f32(exact(caster, part)?.view(), dtype, buffer)?,
     };
+    found.vanished = found.vanished.with(Vanished::of(part, &values, || exact(caster, part))?);
     if !values.is_finite() {
         let exact = exact(caster, part)?;
         found.add(part, values.to_f32().view(), exact.view(), first);
@@ -449,26 +455,31 @@ struct Found {
     beyond: Places,
     /// Values beyond the range of the type asked for.
     lost: Places,
+    /// Values too small for it.
+    vanished: Vanished,
     scales: OddScales,
     transformed: bool,
 }
 
-/// How many there are, and the first: row, column and value.
+/// How many there are, the first (row, column and value) and the largest.
 #[derive(Default)]
 struct Places {
     count: usize,
     first: Option<(usize, usize, f32)>,
+    largest: f32,
 }
 
 impl Places {
     fn add(&mut self, row: usize, column: usize, value: f32) {
         self.count += 1;
         self.first.get_or_insert((row, column, value));
+        self.largest = self.largest.max(value.abs());
     }
 
     fn add_all(&mut self, later: &Self) {
         self.count += later.count;
         self.first = self.first.or(later.first);
+        self.largest = self.largest.max(later.largest);
     }
 }
 
@@ -499,6 +510,7 @@ impl Found {
         self.codes.add_all(&later.codes);
         self.beyond.add_all(&later.beyond);
         self.lost.add_all(&later.lost);
+        self.vanished = self.vanished.with(later.vanished);
         self.scales = self.scales.with(later.scales);
         self.transformed |= later.transformed;
     }
@@ -516,7 +528,7 @@ impl Found {
                 count(self.lost.count, "value is", "values are"),
                 args.dtype,
                 float(value),
-                if args.dtype == DType::F16 { "bf16 or f32" } else { "f32" }
+                vanished::wider(self.lost.largest)
             )));
         }
         if args.allow_non_finite {
