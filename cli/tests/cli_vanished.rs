@@ -73,3 +73,49 @@ fn dequantize_says_how_many_values_are_too_small_for_the_type() {
         }
     }
 }
+
+/// (Only of an amax that was given it was said.)
+#[test]
+fn quantize_says_where_most_values_of_a_matrix_became_zero() {
+    let folder = Folder::new();
+    let (input, output, back) = (folder.file("in"), folder.file("out"), folder.file("back"));
+    // A row has one value that is a million times the others, or a block has; and half of the values are zeros, as they stay.
+    let wide = |every: usize| -> Vec<f32> {
+        (0..64 * 128).map(|i| if i % every == 0 { 1.0 } else { 1e-6 * (i % 2) as f32 }).collect()
+    };
+    let (rows, blocks, even) = (wide(128), wide(32), values(64 * 128, 1));
+    let tensor = |name, values: &[f32]| (name, Dtype::F32, vec![64, 128], f32_bytes(values));
+    for (x, recipe, is_said, remedy) in [
+        (&rows, &["--recipe", "fp8-tensor"][..], true, "use --recipe mxfp8"),
+        (&rows, &["--recipe", "fp8-row"], true, "use --recipe mxfp8"),
+        (&rows, &["--group", "1x128"], true, "use --recipe mxfp8"),
+        (&rows, &["--group", "1x128", "--format", "e2m1"], true, "use --recipe mxfp8"),
+        (&rows, &["--recipe", "mxfp8"], false, ""),
+        (&blocks, &["--recipe", "mxfp8"], true, "use --recipe mxfp8 --format e5m2"),
+        (&blocks, &["--recipe", "mxfp8", "--format", "e5m2"], false, ""),
+        (&even, &["--recipe", "fp8-tensor"], false, ""),
+        (&even, &["--recipe", "nvfp4"], false, ""),
+    ] {
+        write(&input, &[tensor("w", x)]);
+        let args = [&["quantize", &input, "-o", &output], recipe].concat();
+        let one = &json(&[&args[..], &["--json"]].concat())["quantized"][0];
+        let text = good(&args);
+        good(&["dequantize", &output, "-o", &back, "--dtype", "f32"]);
+        let is_lost = |(x, back): &(&f32, &f32)| **x != 0.0 && **back == 0.0;
+        let zeros = x.iter().zip(&read_f32(&back, "w").1).filter(is_lost).count();
+        let all = x.iter().filter(|value| **value != 0.0).count();
+        assert_eq!(one["zero_values"], zeros, "{recipe:?}: {one}");
+        assert_eq!(zeros > all / 2, is_said, "{recipe:?}: {zeros} of {all}");
+        let line = format!("w: {zeros} of {all} values that are not zero became zero; {remedy}\n");
+        assert_eq!(text.contains(&line), is_said, "{recipe:?}: {text}");
+        assert_eq!(text.contains("became zero"), is_said, "{recipe:?}: {text}");
+    }
+    // Another recipe would be for the others, too.
+    write(&input, &[tensor("w", &rows), tensor("v", &even)]);
+    let text = good(&["quantize", &input, "-o", &output, "--recipe", "fp8-tensor"]);
+    assert_words(
+        &text,
+        &["w: 4096 of 4160 values that are not zero became zero; leave the matrix as it is (--exclude)\n"],
+    );
+    assert_eq!(text.matches("became zero").count(), 1, "{text}");
+}

@@ -7,6 +7,7 @@ use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, Mxfp8Recipe, refer
 
 use super::plan::Weight;
 use super::zero_groups::{ZeroGroups, least_block, smaller};
+use super::zero_values::ZeroValues;
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
 use crate::output::{count, named, of_number};
@@ -32,6 +33,7 @@ pub struct Lost {
     /// What [`least_block`] finds. Of interest where all that comes back is zero.
     least: Option<f32>,
     pub groups: ZeroGroups,
+    pub values: ZeroValues,
     /// About the largest value, by the scales.
     largest: f32,
 }
@@ -40,12 +42,13 @@ impl Lost {
     /// Of rows and what was made of them. They are dequantized only where scales or codes are such that values may be lost.
     pub fn of(x: &PlainRows, part: &Coded) -> Self {
         let (scale, is_zero, groups) = (largest_scale(part), is_zero(part), ZeroGroups::of(x, part));
+        let values = ZeroValues::of(x, part);
         let largest = scale * format(part).max();
         if scale > SMALL && scale < LARGE && !is_zero {
-            return Self { groups, largest, ..Self::default() };
+            return Self { groups, values, largest, ..Self::default() };
         }
         if is_zero && x.amax() == 0.0 {
-            return Self { zeros: true, groups, largest, ..Self::default() };
+            return Self { zeros: true, groups, values, largest, ..Self::default() };
         }
         let mut back = match part {
             Coded::Quantized(q) => reference::dequantize(q, DType::F32),
@@ -54,13 +57,14 @@ impl Lost {
         if part.basis() != Basis::Plain {
             undo_hadamard(&mut back);
         }
-        let values = x.to_f32();
-        let beyond = values.iter().zip(&back).filter(|(x, back)| x.is_finite() && back.is_infinite()).count();
+        let plain = x.to_f32();
+        let beyond = plain.iter().zip(&back).filter(|(x, back)| x.is_finite() && back.is_infinite()).count();
         Self {
             beyond,
             zeros: back.iter().all(|value| *value == 0.0),
-            least: least_block(values.view()),
+            least: least_block(plain.view()),
             groups,
+            values,
             largest,
         }
     }
@@ -72,6 +76,7 @@ impl Lost {
             zeros: self.zeros && later.zeros,
             least: smaller(self.least, later.least),
             groups: self.groups.with(later.groups),
+            values: self.values.with(later.values),
             largest: self.largest.max(later.largest),
         }
     }
@@ -106,9 +111,20 @@ impl Lost {
                 remedies.of(least, smallest.is_none_or(|smallest| is_kept_larger(weight, self.largest, smallest)))
             );
         }
+        // Where most groups are zeros nothing more is to be said of their values.
+        if self.values.are_most() && zeros <= all / 2 && !self.became_zeros() && !are_zeros_said {
+            let ZeroValues { not_zero, zeros, .. } = self.values;
+            text += &format!(
+                "{name}: {zeros} of {not_zero} values that are not zero became zero; {}\n",
+                remedies.of_values(&self.values)
+            );
+        }
         text
     }
 }
+
+/// Where nothing helps.
+const WIDE: &str = "its range is wider than this recipe's, whatever the values are scaled by";
 
 /// What may be done about values that became zeros.
 pub enum Remedies {
@@ -133,7 +149,18 @@ impl Remedies {
             (true, Some(other)) => format!("scale them up, or {other}"),
             (true, None) => "scale them up".into(),
             (false, Some(other)) => other,
-            (false, None) => "its range is wider than this recipe's, whatever the values are scaled by".into(),
+            (false, None) => WIDE.into(),
+        }
+    }
+
+    /// The same where most values of a matrix became zeros, and none of the groups that they are in.
+    fn of_values(&self, values: &ZeroValues) -> String {
+        match self {
+            Self::Exclude => "leave the matrix as it is (--exclude)".into(),
+            Self::Recipes(all) => all
+                .iter()
+                .find(|(recipe, _)| values.are_few_in(recipe.format))
+                .map_or(WIDE.into(), |(_, options)| format!("use {options}")),
         }
     }
 }

@@ -13,6 +13,7 @@ mod rows;
 mod stream;
 mod torn;
 mod zero_groups;
+mod zero_values;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

@@ -156,6 +156,7 @@ impl Report<'_> {
                 value["beyond_fp32"] = json!(lost.beyond);
                 value["became_zeros"] = json!(lost.became_zeros());
                 value["zero_groups"] = json!(lost.groups.zeros);
+                value["zero_values"] = json!(lost.values.zeros);
             }
             if let Some([own, shared]) = found.and_then(|found| found.shared.get(&at)) {
                 value["sqnr_db_own_scale"] = json!(own);
