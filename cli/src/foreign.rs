@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, scaled_by_name};
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype, scaled_by_name};
 use scaled_gemm::model_folder::ModelConfig;
 
 use crate::folder::some;
-use crate::output::{Failure, count, of_number, shown};
+use crate::output::{Failure, Pronouns, count, of_number, shown};
 use crate::unread::{self, Unread};
 
 /// What helps with such codes: `dequantize` does not read them.
@@ -107,20 +107,40 @@ pub fn refuse_codes(input: &Checkpoint) -> Result<(), Failure> {
     }
 }
 
-/// What there is to say of such codes beside matrices that are read, where no config says that the model is quantized: what is made of it
-/// has them still. Not of those that `remains`, that may be left of casts, or that have a plain weight beside them, of which more is said.
-pub fn beside_read(input: &Checkpoint, config: Option<&ModelConfig>, remains: &HashSet<&str>) -> Option<String> {
+/// What there is to say of such codes where no config says that the model is quantized: what is made of it has them still. Not of those that `remains`, that may be left of casts, or that have a plain weight beside them, of which more is said.
+pub fn not_read(input: &Checkpoint, config: Option<&ModelConfig>, remains: &HashSet<&str>) -> Option<String> {
+    let (text, _) = not_read_of(input, config, remains)?;
+    Some(text)
+}
+
+/// The same of what is copied beside layers that a dialect is written of.
+pub fn not_read_in(
+    dialect: Dialect,
+    input: &Checkpoint,
+    config: Option<&ModelConfig>,
+    remains: &HashSet<&str>,
+) -> Option<String> {
+    let (text, number) = not_read_of(input, config, remains)?;
+    let Pronouns { it, as_it_is, .. } = Pronouns::of(number);
+    Some(format!(
+        "copied {as_it_is}: {text}: what is written says dialect {dialect}, which has no word for {it}, and engines take {it} for plain or fail"
+    ))
+}
+
+/// The words, and of how many tensors they are.
+fn not_read_of(input: &Checkpoint, config: Option<&ModelConfig>, remains: &HashSet<&str>) -> Option<(String, usize)> {
     let lost: HashSet<&str> = Unread::find(input, config, remains).lost.into_iter().collect();
     let said: HashSet<&str> = both(input).into_iter().map(|(_, codes)| codes).collect();
     let is_said = |name: &str| remains.contains(name) || said.contains(name) || lost.contains(name);
     let mut codes = unread::unread_codes(input);
     codes.retain(|tensor| !is_said(&tensor.name) && !lost.contains(unread::without_scale(&tensor.name)));
     let [hold, them] = [("holds", "hold"), ("it", "them")].map(|(one, many)| of_number(codes.len(), one, many));
-    Some(format!(
+    let text = format!(
         "{}: {} {hold} codes in a format that is not read here; dequantize {them} with what wrote {them}",
         shown(input.path()),
         unread::named(&codes)?
-    ))
+    );
+    Some((text, codes.len()))
 }
 
 /// Plain weights that have such codes beside them, each with these.

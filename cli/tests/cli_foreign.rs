@@ -512,6 +512,25 @@ fn codes_that_are_not_read_beside_codes_that_are_read_are_told() {
             assert_words(&said(&["dequantize", input, "-o", &output]), &["copied as they are: ", words]);
         }
     }
+    // (`info` said nothing where no other codes were there, and `quantize` in a dialect that they were copied, no more.)
+    let file = folder.file("alone");
+    write(&file, &model());
+    assert_words(&good(&["info", &file]), &[hold]);
+    let one = &[&model()[3..5], &[f32_tensor("m.d.o_proj.weight", [64, 64], 4)]].concat();
+    for (i, (tensors, words)) in [(one, holds), (&model(), hold)].into_iter().enumerate() {
+        let [path, output] = ["plain", "plain-out"].map(|name| folder.file(&format!("{name}{i}")));
+        model_folder(&path, tensors, Some(json!({"architectures": ["X"]})));
+        assert_words(&good(&["info", &path]), &[words]);
+        let args = ["quantize", &*path, "-o", &output, "--recipe", "fp8-tensor", "--dialect"];
+        let [copied, it] = if i == 0 { ["copied as it is: ", "it"] } else { ["copied as they are: ", "them"] };
+        let engines = format!(
+            ": what is written says dialect fp8, which has no word for {it}, and engines take {it} for plain or fail"
+        );
+        assert_words(&said(&[&args[..], &["fp8"]].concat()), &[copied, words, &engines]);
+        let text =
+            said(&["quantize", &path, "-o", &format!("{path}-no"), "--recipe", "fp8-tensor", "--dialect", "plain"]);
+        assert!(!text.contains("not read here"), "{text}");
+    }
     // Where all is read nothing is said.
     let [file, output] = ["read", "read-out"].map(|name| folder.file(name));
     write(&file, &read);

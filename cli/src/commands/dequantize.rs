@@ -103,7 +103,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let stay = notes::scales_that_stay(&input, says);
     let lost = unread::lost_casts(&Unread::find(&input, config.as_ref(), &remains.tensors).lost);
     let lost = lost.map(|lost| format!("copied as they are: {lost}"));
-    let foreign = foreign::beside_read(&input, config.as_ref(), &remains.tensors);
+    let foreign = foreign::not_read(&input, config.as_ref(), &remains.tensors);
     let foreign = foreign.map(|text| format!("copied as they are: {text}"));
     let copied = match input.folder() {
         Some(from) => {

@@ -267,8 +267,8 @@ fn findings(
                     .into(),
             );
         }
-        None if !says && !matrices.is_empty() => {
-            found.notes.extend(foreign::beside_read(input, config, &remains.tensors));
+        None if !says => {
+            found.notes.extend(foreign::not_read(input, config, &remains.tensors));
         }
         None => {}
     }

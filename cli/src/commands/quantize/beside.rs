@@ -248,8 +248,14 @@ fn scales_alone(input: &Checkpoint, remains: &HashSet<&str>) -> Option<String> {
 }
 
 /// What there is to say of what is copied, and wrong in a model that is quantized: what `info` says of it, in a line or two. `said`: scales
-/// beside matrices that are quantized, of which more was said.
-pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<String>) -> Vec<String> {
+/// beside matrices that are quantized, of which more was said. Of codes that are not read the text says all but in a dialect, which is for
+/// engines.
+pub fn notes(
+    input: &Checkpoint,
+    config: Option<&ModelConfig>,
+    said: &HashSet<String>,
+    dialect: Dialect,
+) -> Vec<String> {
     let remains = remains::find(input, config);
     let problems: Vec<_> = remains.problems.iter().cloned().chain(copied::broken(input, &remains.tensors)).collect();
     let more = match problems.len() {
@@ -262,8 +268,13 @@ pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<St
     let lost = lost.map(|lost| format!("copied as they are: {lost}"));
     let alone = scales_alone(input, &remains.tensors);
     let plain_too = foreign::plain_too(input).map(|text| format!("copied as they are: {text}"));
+    let not_read = match dialect {
+        Dialect::Plain => None,
+        dialect => foreign::not_read_in(dialect, input, config, &remains.tensors),
+    };
     left.into_iter()
         .chain(lost)
+        .chain(not_read)
         .chain(alone)
         .chain(plain_too)
         .chain(copied::beside_plain(input, |name| said.contains(name)))

@@ -96,7 +96,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(unread)
             .chain(entering)
             .chain(foreign)
-            .chain(beside::notes(&input, config.as_ref(), &said))
+            .chain(beside::notes(&input, config.as_ref(), &said, dialect))
     };
     let report = Report { args, first, dialect, input: &input, config: config.as_ref(), plans: &plans };
     let form = Form::from_flag(args.json);
