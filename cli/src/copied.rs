@@ -9,6 +9,11 @@ use crate::orphans;
 use crate::output::{Pronouns, shown};
 use crate::readable::Readable;
 
+/// What is said of so many tensors, of which it tells first that they are copied.
+pub fn told(number: usize, text: &str) -> String {
+    format!("copied {}: {text}", Pronouns::of(number).as_it_is)
+}
+
 /// Of those beside plain weights, but for what was `said` to be something else; nothing where there are none.
 pub fn beside_plain(input: &Checkpoint, said: impl Fn(&str) -> bool) -> Option<String> {
     let mut names = orphans::beside_plain(input);

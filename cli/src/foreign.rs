@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype, scaled_by_name};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, scaled_by_name};
 use scaled_gemm::model_folder::ModelConfig;
 
 use crate::folder::some;
@@ -98,37 +98,21 @@ pub fn refuse_codes(input: &Checkpoint) -> Result<(), Failure> {
     if !input.lost_casts().is_empty() {
         return Ok(());
     }
-    match unread::named(&unread::unread_codes(input)) {
+    let codes = unread::unread_codes(input);
+    let Pronouns { it, .. } = Pronouns::of(codes.len());
+    match unread::named(&codes) {
         None => Ok(()),
         Some(codes) => Err(Failure::Use(format!(
-            "{}: holds no quantized matrix that is read here, and the codes of {codes} are in a format that is not; {REMEDY}",
+            "{}: holds no quantized matrix that is read here, and the codes of {codes} are in a format that is not; dequantize {it} with what \
+             wrote {it}",
             shown(input.path())
         ))),
     }
 }
 
-/// What there is to say of such codes where no config says that the model is quantized: what is made of it has them still. Not of those that `remains`, that may be left of casts, or that have a plain weight beside them, of which more is said.
-pub fn not_read(input: &Checkpoint, config: Option<&ModelConfig>, remains: &HashSet<&str>) -> Option<String> {
-    let (text, _) = not_read_of(input, config, remains)?;
-    Some(text)
-}
-
-/// The same of what is copied beside layers that a dialect is written of.
-pub fn not_read_in(
-    dialect: Dialect,
-    input: &Checkpoint,
-    config: Option<&ModelConfig>,
-    remains: &HashSet<&str>,
-) -> Option<String> {
-    let (text, number) = not_read_of(input, config, remains)?;
-    let Pronouns { it, as_it_is, .. } = Pronouns::of(number);
-    Some(format!(
-        "copied {as_it_is}: {text}: what is written says dialect {dialect}, which has no word for {it}, and engines take {it} for plain or fail"
-    ))
-}
-
-/// The words, and of how many tensors they are.
-fn not_read_of(input: &Checkpoint, config: Option<&ModelConfig>, remains: &HashSet<&str>) -> Option<(String, usize)> {
+/// What there is to say of such codes where no config says that the model is quantized, and of how many tensors it is: what is made
+/// of it has them still. Not of those that `remains`, that may be left of casts, or that have a plain weight beside them, of which more is said.
+pub fn not_read(input: &Checkpoint, config: Option<&ModelConfig>, remains: &HashSet<&str>) -> Option<(String, usize)> {
     let lost: HashSet<&str> = Unread::find(input, config, remains).lost.into_iter().collect();
     let said: HashSet<&str> = both(input).into_iter().map(|(_, codes)| codes).collect();
     let is_said = |name: &str| remains.contains(name) || said.contains(name) || lost.contains(name);
@@ -156,15 +140,16 @@ fn both(input: &Checkpoint) -> Vec<(String, &str)> {
     codes.filter_map(|codes| Some((weight(&codes.name).filter(is_plain)?, codes.name.as_str()))).collect()
 }
 
-/// What there is to say of such weights: of which of the two a layer is made nobody knows.
-pub fn plain_too(input: &Checkpoint) -> Option<String> {
+/// What there is to say of such weights: of which of the two a layer is made nobody knows. With how many they are.
+pub fn plain_too(input: &Checkpoint) -> Option<(String, usize)> {
     let both: Vec<String> = both(input).into_iter().map(|(plain, codes)| format!("{plain} beside {codes}")).collect();
-    Some(format!(
+    let text = format!(
         "{}: {} plain and in codes that are not read here ({}): engines take one of the two, and not all the same; keep one",
         shown(input.path()),
         count(both.len(), "weight is", "weights are"),
         some(both.iter().map(String::as_str))?
-    ))
+    );
+    Some((text, both.len()))
 }
 
 /// True for FP8 codes in more than two dimensions, as of experts in one tensor, whatever their scales are.

@@ -382,11 +382,11 @@ fn a_plain_weight_beside_its_own_codes_is_told() {
         assert_words(&bad(2, &["dequantize", &input, "-o", &output]), &[words]);
         let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--dialect", "compressed-tensors"];
         if in_the_way.is_empty() {
-            assert_words(&said(&args), &["copied as they are: ", words]);
+            assert_words(&said(&args), &["copied as it is: ", words]);
         } else {
             assert_words(&bad(2, &args), &[in_the_way, "--exclude '^x\\.weight$'"]);
             let text = said(&[&args[..], &["--exclude", r"^x\."]].concat());
-            assert_words(&text, &["copied as they are: ", words]);
+            assert_words(&text, &["copied as it is: ", words]);
             // Of both tensors one thing is said. (It was counted as another that info names.)
             assert!(!text.contains("named by info"), "{text}");
         }
@@ -410,7 +410,7 @@ fn a_plain_weight_beside_its_own_codes_is_told() {
         for command in
             [&["dequantize", &input, "-o", &output][..], &["quantize", &input, "-o", &output, "--recipe", "nvfp4"]]
         {
-            assert_words(&said(command), &["copied as they are: ", &words]);
+            assert_words(&said(command), &["copied as it is: ", &words]);
         }
         tensors.remove(0);
         write(&input, &tensors);

@@ -80,7 +80,7 @@ fn dequantize_says_that_it_does_not_read_the_codes() {
     let error = bad(2, &["dequantize", &file, "-o", &folder.file("b.safetensors")]);
     assert_words(
         &error,
-        &["holds no quantized matrix that is read here, and", codes, "; dequantize it with what wrote it"],
+        &["holds no quantized matrix that is read here, and", codes, "; dequantize them with what wrote them"],
     );
     assert_eq!(folder.names(), ["a.safetensors", "in"]);
 }
@@ -504,12 +504,13 @@ fn codes_that_are_not_read_beside_codes_that_are_read_are_told() {
         let [file, path] = ["file", "folder"].map(|name| folder.file(&format!("{name}{i}")));
         write(&file, &tensors);
         model_folder(&path, &tensors, Some(json!({"architectures": ["X"]})));
+        let copied = if i == 0 { "copied as it is: " } else { "copied as they are: " };
         for input in [&file, &path] {
             // That the config of the folder has no entry is another thing, and wrong with it.
             let text = String::from_utf8(run_on("cpu", &["info", input]).stdout).unwrap();
             assert_words(&text, &[words]);
             let output = format!("{input}-out");
-            assert_words(&said(&["dequantize", input, "-o", &output]), &["copied as they are: ", words]);
+            assert_words(&said(&["dequantize", input, "-o", &output]), &[copied, words]);
         }
     }
     // (`info` said nothing where no other codes were there, and `quantize` in a dialect that they were copied, no more.)
@@ -523,9 +524,7 @@ fn codes_that_are_not_read_beside_codes_that_are_read_are_told() {
         assert_words(&good(&["info", &path]), &[words]);
         let args = ["quantize", &*path, "-o", &output, "--recipe", "fp8-tensor", "--dialect"];
         let [copied, it] = if i == 0 { ["copied as it is: ", "it"] } else { ["copied as they are: ", "them"] };
-        let engines = format!(
-            ": what is written says dialect fp8, which has no word for {it}, and engines take {it} for plain or fail"
-        );
+        let engines = format!("; in the dialect fp8 nothing speaks of {it}, and engines take {it} for plain or fail");
         assert_words(&said(&[&args[..], &["fp8"]].concat()), &[copied, words, &engines]);
         let text =
             said(&["quantize", &path, "-o", &format!("{path}-no"), "--recipe", "fp8-tensor", "--dialect", "plain"]);

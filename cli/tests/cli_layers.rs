@@ -303,7 +303,7 @@ fn experts_that_a_grouping_cannot_store_are_refused_as_matrices_are() {
     let exclude = "--exclude '^m\\.experts\\.gate_up_proj$'";
     assert!(error.ends_with(exclude), "{error}");
     let text = good(&[&args[..], &["--exclude", r"^m\.experts\.gate_up_proj$"]].concat());
-    assert_words(&text, &["copied as they are, matched by --exclude: 1 (m.experts.gate_up_proj [2, 72, 96])"]);
+    assert_words(&text, &["copied as it is, matched by --exclude: 1 (m.experts.gate_up_proj [2, 72, 96])"]);
     // By a recipe they are left alone, as matrices are.
     good(&["quantize", &input, "--dry-run", "--recipe", "nvfp4", "--dialect", "plain"]);
     // Those that are copied anyway, whatever their columns, refuse nothing.
@@ -322,7 +322,7 @@ fn experts_that_a_grouping_cannot_store_are_refused_as_matrices_are() {
         let [input, output] = ["in", "out"].map(|name| folder.file(&format!("{name}-{i}")));
         model_folder(&input, &[experts, f32_tensor("m.o_proj.weight", [32, 32], 2)], Some(config));
         let text = good(&[&["quantize", &input, "-o", &output, "--group", "1x32"][..], options].concat());
-        let copied = format!("copied as they are, {reason}");
+        let copied = format!("copied as it is, {reason}");
         assert_words(&text, &["1 matrix to", &copied, "1 (m.experts.gate_up_proj [2, 72, 96])"]);
     }
 }

@@ -183,7 +183,7 @@ fn everything_that_is_copied_is_listed_with_its_reason() {
     let copied = json(&[&args[..], &["--json"]].concat())["copied"].as_array().unwrap().clone();
     assert_eq!(copied.len(), reasons.len());
     for (name, reason) in reasons {
-        assert_words(&text, &[&format!("copied as they are, {reason}: 1 ({name} [")]);
+        assert_words(&text, &[&format!("copied as it is, {reason}: 1 ({name} [")]);
         assert!(copied.iter().any(|c| c["tensor"] == name && c["reason"] == reason), "{name}: {copied:?}");
     }
     // Where nothing is left to do, that is why.
@@ -425,8 +425,8 @@ fn scales_without_codes_are_said_of_a_plain_model_and_where_it_is_quantized() {
         let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4"];
         for options in [&["--dry-run"][..], &[]] {
             let error = said(&[&args[..], options].concat());
-            assert_words(&error, &["copied as they are: ", &words(module)]);
-            assert_eq!(error.matches("copied as they are").count(), 1, "{error}");
+            assert_words(&error, &["copied as it is: ", &words(module)]);
+            assert_eq!(error.matches("copied as ").count(), 1, "{error}");
         }
         assert_words(&wrong(&["info", &output]).0, &[&words(module)]);
     }

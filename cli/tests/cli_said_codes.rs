@@ -426,7 +426,7 @@ fn codes_without_their_scales_are_called_what_the_metadata_say() {
         good(&[&["quantize", &input, "-o", &q, "--only", "l.weight"][..], options].concat());
         without(&q, &left, &["l.weight_scale", "l.weight_scale_2"], ("l.weight", dtype, 1));
         let text = good(&["quantize", &left, "-o", &o, "--recipe", "fp8-row"]);
-        assert_words(&text, &[&format!("copied as they are, {what}: 1 (l.weight")]);
+        assert_words(&text, &[&format!("copied as it is, {what}: 1 (l.weight")]);
     }
 }
 
@@ -496,7 +496,7 @@ fn what_cannot_be_read_and_is_copied_is_named() {
         let output = run_on("cpu", &args);
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{text}");
-        assert_words(&text, &[&format!("scaled-gemm: copied as they are: {left}: tensor {words}")]);
+        assert_words(&text, &[&format!("scaled-gemm: copied as it is: {left}: tensor {words}")]);
         let (text, _) = wrong(&["info", &o]);
         assert_words(&text, &[&format!("{o}: tensor {words}")]);
     };

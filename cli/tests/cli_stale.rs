@@ -318,7 +318,7 @@ fn scales_of_casts_whose_codes_are_gone_are_copied_and_named() {
     both(false);
     assert_words(&bad(2, &args), &["no matrix to quantize", list]);
     both(true);
-    assert_words(&good(&args), &["1 matrix to nvfp4", &format!("copied as they are, {list}")]);
+    assert_words(&good(&args), &["1 matrix to nvfp4", &format!("copied as it is, {list}")]);
     assert_words(&said(&args), &["1 scale (w_scale), copied as it is: the metadata say how its matrix was quantized"]);
     assert_eq!(read_f32(&output, "w_scale").0, [32, 16]);
 }

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use crate::activations::{ACTIVATIONS, experts, is_scale};
 use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::coded::Coded;
+use crate::copied;
 use crate::data::undo_hadamard;
 use crate::device::{self, Caster, Device};
 use crate::files;
@@ -101,11 +102,11 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let found = work(args, &input, &plans, &writer, device.as_ref(), &mut step)?;
     let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config.as_ref()));
     let stay = notes::scales_that_stay(&input, says);
-    let lost = unread::lost_casts(&Unread::find(&input, config.as_ref(), &remains.tensors).lost);
-    let lost = lost.map(|lost| format!("copied as they are: {lost}"));
+    let lost = Unread::find(&input, config.as_ref(), &remains.tensors).lost;
+    let lost = unread::lost_casts(&lost).map(|text| copied::told(lost.len(), &text));
     let foreign = foreign::not_read(&input, config.as_ref(), &remains.tensors);
-    let foreign = foreign.map(|text| format!("copied as they are: {text}"));
-    let copied = match input.folder() {
+    let foreign = foreign.map(|(text, number)| copied::told(number, &text));
+    let others = match input.folder() {
         Some(from) => {
             if let Some(config) = config {
                 let text = config.with_dtype(args.dtype).with_quantization(None);
@@ -160,9 +161,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
     let notes = notes
         .into_iter()
-        .chain(copied)
+        .chain(others)
         .chain(lost)
-        .chain(foreign::plain_too(&input).map(|text| format!("copied as they are: {text}")))
+        .chain(foreign::plain_too(&input).map(|(text, number)| copied::told(number, &text)))
         .chain(foreign)
         .chain(notes::missing_experts(&input))
         .chain(odd)

@@ -213,7 +213,7 @@ fn findings(
     } else {
         found.notes.extend(remains.problems.into_iter().map(|text| format!("{text}, unless it is meant so")));
     }
-    found.problems.extend(foreign::plain_too(input));
+    found.problems.extend(foreign::plain_too(input).map(|(text, _)| text));
     if let Some(tensors) = orphans::in_words(&orphans::beside_plain(input)) {
         let what = format!("{}: {tensors} beside weights that are plain", shown(input.path()));
         // A plain model may have learned them.
@@ -268,7 +268,7 @@ fn findings(
             );
         }
         None if !says => {
-            found.notes.extend(foreign::not_read(input, config, &remains.tensors));
+            found.notes.extend(foreign::not_read(input, config, &remains.tensors).map(|(text, _)| text));
         }
         None => {}
     }

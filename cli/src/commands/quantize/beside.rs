@@ -258,20 +258,25 @@ pub fn notes(
 ) -> Vec<String> {
     let remains = remains::find(input, config);
     let problems: Vec<_> = remains.problems.iter().cloned().chain(copied::broken(input, &remains.tensors)).collect();
+    // What is wrong with a matrix is said of one tensor; what remains of one may be several.
+    let number = if remains.problems.is_empty() { 1 } else { remains.tensors.len() };
     let more = match problems.len() {
         0 | 1 => String::new(),
         2 => "; 1 more is named by info".to_string(),
         all => format!("; {} more are named by info", all - 1),
     };
-    let left = problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
-    let lost = unread::lost_casts(&Unread::find(input, config, &remains.tensors).lost);
-    let lost = lost.map(|lost| format!("copied as they are: {lost}"));
+    let left = problems.first().map(|problem| copied::told(number, &format!("{problem}{more}")));
+    let lost = Unread::find(input, config, &remains.tensors).lost;
+    let lost = unread::lost_casts(&lost).map(|text| copied::told(lost.len(), &text));
     let alone = scales_alone(input, &remains.tensors);
-    let plain_too = foreign::plain_too(input).map(|text| format!("copied as they are: {text}"));
-    let not_read = match dialect {
-        Dialect::Plain => None,
-        dialect => foreign::not_read_in(dialect, input, config, &remains.tensors),
-    };
+    let plain_too = foreign::plain_too(input).map(|(text, number)| copied::told(number, &text));
+    let not_read = foreign::not_read(input, config, &remains.tensors).filter(|_| dialect != Dialect::Plain);
+    let not_read = not_read.map(|(text, number)| {
+        let Pronouns { it, .. } = Pronouns::of(number);
+        let engines =
+            format!("in the dialect {dialect} nothing speaks of {it}, and engines take {it} for plain or fail");
+        copied::told(number, &format!("{text}; {engines}"))
+    });
     left.into_iter()
         .chain(lost)
         .chain(not_read)

@@ -18,7 +18,7 @@ use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
 use crate::non_finite::Others;
-use crate::output::{MANY, bytes, count, named, shown, starred, table};
+use crate::output::{MANY, Pronouns, bytes, count, named, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
 use crate::unread::{self, Unread};
@@ -81,8 +81,8 @@ impl Report<'_> {
         }
         text += &self.experts();
         text += &self.sharing(found);
-        text + &lines("copied as they are", &self.copied())
-            + &lines("left out", &self.plans.left_out().collect::<Vec<_>>())
+        text + &lines(|number| format!("copied {}", Pronouns::of(number).as_it_is), &self.copied())
+            + &lines(|_| "left out".into(), &self.plans.left_out().collect::<Vec<_>>())
     }
 
     /// What may be done about values that became zeros: where others are quantized, too, another recipe would be for all of them.
@@ -369,8 +369,12 @@ pub fn nothing_to_do(of: Given<'_>, items: &[Item], plans: &[Plan]) -> String {
 }
 
 /// One line for each reason, with the first few tensors: models have hundreds of biases.
-fn lines(what: &str, tensors: &[(&Item, &'static str)]) -> String {
-    by_reason(tensors).iter().map(|(reason, list)| format!("{what}, {reason}: {list}\n")).collect()
+fn lines(what: impl Fn(usize) -> String, tensors: &[(&Item, &'static str)]) -> String {
+    let line = |(reason, list): &(&str, String)| {
+        let number = tensors.iter().filter(|(_, r)| r == reason).count();
+        format!("{}, {reason}: {list}\n", what(number))
+    };
+    by_reason(tensors).iter().map(line).collect()
 }
 
 /// Each reason with how many tensors it holds for, and the first few of them.
