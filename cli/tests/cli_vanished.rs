@@ -8,6 +8,9 @@ use serde_json::Value;
 
 const E4M3: Dtype = Dtype::F8_E4M3;
 
+/// A file, the type asked for, and how many values are too small for it, with the types that are not.
+type Case<'a> = (Vec<Tensor<'a>>, &'a str, Option<(usize, &'a str)>);
+
 /// (Nothing was said, however many they were.)
 #[test]
 fn dequantize_says_how_many_values_are_too_small_for_the_type() {
@@ -17,7 +20,7 @@ fn dequantize_says_how_many_values_are_too_small_for_the_type() {
     let codes = |others: u8| (0..16).map(|i| if i == 0 { 0 } else { others }).collect::<Vec<u8>>();
     let one_scale = |scale: f32| ("w_scale", Dtype::F32, vec![1], f32_bytes(&[scale]));
     let mixed: Vec<u8> = (0..16).map(|i| if i == 7 { 0x01 } else { 0x38 }).collect();
-    let cases: Vec<(Vec<Tensor<'_>>, &str, Option<(usize, &str)>)> = vec![
+    let cases: Vec<Case<'_>> = vec![
         (vec![("w", E4M3, vec![1, 16], codes(0x38)), one_scale(1e-12)], "f16", Some((15, "bf16 or f32"))),
         (vec![("w", E4M3, vec![1, 16], codes(0x38)), one_scale(1e-12)], "bf16", None),
         (vec![("w", E4M3, vec![1, 16], codes(0x38)), one_scale(1e-41)], "f16", Some((15, "f32"))),

@@ -296,7 +296,7 @@ enum Task<'a> {
 
 /// What a lane has done.
 enum Done<'a> {
-    Rows(usize, &'a Matrix, Range<usize>, Values),
+    Rows(usize, &'a Matrix, Range<usize>, Box<Values>),
     Bytes(usize, Vec<u8>),
 }
 
@@ -403,7 +403,7 @@ impl<'a> Stream<'a> {
                 let part = part.map_or_else(|| matrix.read(input, rows.clone()), Ok)?;
                 let codes = part.code_bytes();
                 let values = plain(caster, &part, dtype, rows.start, &mut found, buffers.take())?;
-                Done::Rows(at, matrix, rows, Values { codes, found, bytes: values.into_bytes() })
+                Done::Rows(at, matrix, rows, Box::new(Values { codes, found, bytes: values.into_bytes() }))
             }
             Task::Expert(at, matrix, experts, rows, number) => {
                 let parts = experts.read(input, matrix.scheme, number)?;
@@ -414,7 +414,7 @@ impl<'a> Stream<'a> {
                     first += part.rows();
                 }
                 let values = PlainRows::from_f32(experts.gather(values).view(), dtype, buffers.take())?;
-                Done::Rows(at, matrix, rows, Values { codes, found, bytes: values.into_bytes() })
+                Done::Rows(at, matrix, rows, Box::new(Values { codes, found, bytes: values.into_bytes() }))
             }
         })
     }
