@@ -190,6 +190,7 @@ mod tests {
         assert_eq!([many(One, 8, [2112, 7168]), many(One, 4, [4096, 7168])], [config(One, 8), config(One, 4)]);
         assert_eq!([many(One, 4, [5120, 8192]), many(One, 2, [10240, 5120])], [config(One, 4), config(One, 2)]);
         assert_eq!([many(One, 4, [3072, 7168]), many(One, 4, [3584, 18944])], [config(OneDeep, 4); 2]);
+        assert_eq!([many(One, 8, [2112, 16384]), many(One, 2, [6144, 2048])], [config(One, 8), config(OneDeep, 2)]);
         assert_eq!([many(One, 2, [7168, 2048]), many(One, 4, [4096, 14336])], [config(Two, 1), config(Two, 2)]);
         assert_eq!(of(Eight, 2, [3, 5120, 8192]), Some((config(Eight, 2), 1)), "uneven");
         assert_eq!(of(One, 1, [1, 32768, 512]), Some((config(One, 1), 4)));

@@ -166,7 +166,7 @@ impl OneRow {
             }
             (Four, 4) => of(Eight, 2).filter(|one| one.steps >= 3 && even(one, [7, 10])),
             // Of half as many rows of B each, which fill the GPU (4096 x 14336 12.8 us for 13.6).
-            (Eight, 2) => of(Narrow, 1).filter(|one| !own.releases(sm_count) && one.at_once(sm_count)),
+            (Eight, 2) => of(Narrow, 1).filter(|_| !own.releases(sm_count)),
             _ => deep(own),
         };
         Some(other.unwrap_or(own))
@@ -410,6 +410,9 @@ mod tests {
             ((Four, 4, [2560, 9728]), (Four, 4, 2)),
             ((Four, 8, [576, 7168]), (Four, 8, 2)),
             ((Narrow, 1, [2112, 7168]), (Narrow, 1, 2)),
+            // A step or two for each warp: not timed.
+            ((Four, 2, [7168, 1024]), (Four, 2, 2)),
+            ((Four, 4, [3072, 4096]), (Four, 4, 2)),
         ];
         for ((block, split, nk), want) in cases {
             assert_eq!(link(CodeOrder::Published, block, split, nk), Some(want), "{block}, {split}, {nk:?}");
