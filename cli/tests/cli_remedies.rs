@@ -569,3 +569,13 @@ fn values_are_to_be_scaled_up_only_where_that_keeps_them() {
     let text = good(&["quantize", &input, "-o", &output, "--recipe", "fp8-row"]);
     assert!(!text.contains("became 0"), "{text}");
 }
+
+/// (", or leave it out": without `--only` a cast refuses the matrix for its columns.)
+#[test]
+fn what_a_cast_refuses_is_not_advised() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    write(&input, &[("a", Dtype::F32, vec![64, 63], f32_bytes(&values(64 * 63, 1)))]);
+    let text = bad(2, &["quantize", &input, "-o", &output, "--group", "1x32", "--only", "zzz"]);
+    assert!(text.contains("mend the pattern") && !text.contains("leave it out"), "{text}");
+}

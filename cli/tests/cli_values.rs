@@ -545,3 +545,18 @@ fn groups_that_became_zeros_by_a_given_amax_are_said_so() {
         }
     }
 }
+
+/// ("scale them up": what shares a row or a tile with large values is as small beside them whatever all are scaled by.)
+#[test]
+fn scaling_is_not_advised_for_groups_beside_large_values_of_their_scale() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let columns: Vec<f32> = (0..64 * 128).map(|i| if i % 128 < 64 { 1e-8 } else { 1.0 }).collect();
+    let rows: Vec<f32> = (0..64 * 128).map(|i| if i / 128 % 16 == 0 { 1e-4 } else { 1e-9 }).collect();
+    for (x, options) in [(columns, &["nvfp4-row"][..]), (rows, &["nvfp4", "--tile-16x16"])] {
+        write(&input, &[("w", Dtype::F32, vec![64, 128], f32_bytes(&x))]);
+        let text = good(&[&["quantize", &input, "-o", &output, "--recipe"], options].concat());
+        assert_words(&text, &["w: all values of ", "became 0, and not all were; "]);
+        assert!(!text.contains("scale them up"), "{options:?}: {text}");
+    }
+}

@@ -32,6 +32,7 @@ fn planned(of: Given<'_>, args: &QuantizeArgs) -> Result<bool, Failure> {
     let names: Vec<&str> = plans.items.iter().map(|item| item.name.as_str()).collect();
     fuse::check(of, &plans, &names)?;
     checks::unusual(of, &plans, &names)?;
+    checks::refuse_shapes(of.input, &plans, first)?;
     Ok(plans.weights().next().is_some())
 }
 

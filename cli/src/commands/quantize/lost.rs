@@ -1,9 +1,9 @@
 //! Finite values of which a recipe keeps nothing: those whose codes and scales come to infinity, and groups and matrices that became zeros.
 
-use ndarray::{Array2, s};
+use ndarray::Array2;
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::codec::decode_block_scale;
-use scaled_gemm::{Basis, BlockScaleFormat, CodeFormat, DType, Mxfp8Recipe, reference};
+use scaled_gemm::{Basis, BlockScaleFormat, BlockShape, CodeFormat, DType, Mxfp8Recipe, Recipe, Scheme, reference};
 
 use super::plan::Weight;
 use super::zero_groups::{ZeroGroups, least_block, smaller};
@@ -101,14 +101,20 @@ impl Lost {
                 )
             );
         }
-        let ZeroGroups { zeros, all, least, smallest } = self.groups;
+        let ZeroGroups { zeros, all, least, smallest, nearest } = self.groups;
         if self.became_zeros() && !are_zeros_said {
             text += &format!("{name}: all its values became 0, and not all were; {}\n", remedies.of(self.least, true));
         } else if zeros > 0 && !are_zeros_said {
             text += &format!(
                 "{name}: all values of {zeros} of its {} became 0, and not all were; {}\n",
                 count(all, "group", "groups"),
-                remedies.of(least, smallest.is_none_or(|smallest| is_kept_larger(weight, self.largest, smallest)))
+                remedies.of(
+                    least,
+                    match nearest.filter(|_| has_scales_of_rows(weight)) {
+                        Some([group, row]) => is_kept_larger(weight, row, group),
+                        None => smallest.is_none_or(|smallest| is_kept_larger(weight, self.largest, smallest)),
+                    }
+                )
             );
         }
         // Where most groups are zeros nothing more is to be said of their values.
@@ -165,8 +171,13 @@ impl Remedies {
     }
 }
 
+/// Whether blocks share a second scale with those of their row alone.
+fn has_scales_of_rows(weight: &Weight) -> bool {
+    matches!(weight.target, Target::Recipe(recipe) if recipe.scheme() == Scheme::Nvfp4Row)
+}
+
 /// Whether a group of which `smallest` is the largest value is kept where all values are scaled up as far as their type goes, with room for what
-/// scales are rounded up to. Beside it is one with `largest`: schemes of two levels keep what is near it. The reference is asked.
+/// scales are rounded up to. Beside it, where it may share a scale with others, is one with `largest`: in the same rows, or the same tile; else in others, as schemes of two levels keep what is near it. The reference is asked.
 fn is_kept_larger(weight: &Weight, largest: f32, smallest: f32) -> bool {
     let most = if weight.source == DType::F16 { F16_ROOM } else { LARGE };
     // Of what is infinite, or has no scale, nothing is known.
@@ -175,14 +186,19 @@ fn is_kept_larger(weight: &Weight, largest: f32, smallest: f32) -> bool {
     }
     let by = (f64::from(most) / f64::from(largest)).max(1.0).log2().floor().exp2();
     let [large, small] = [largest, smallest].map(|value| (f64::from(value) * by) as f32);
-    let x = Array2::from_shape_fn([2 * ROWS, ROWS], |(row, _)| if row < ROWS { large } else { small });
+    let is_large = |row: usize, col: usize| match weight.target {
+        Target::Recipe(Recipe::Nvfp4(recipe)) if recipe.options().shape == BlockShape::Tile16x16 => row % 16 == 0,
+        _ if has_scales_of_rows(weight) => col < ROWS / 2,
+        _ => row < ROWS,
+    };
+    let x = Array2::from_shape_fn([2 * ROWS, ROWS], |(row, col)| if is_large(row, col) { large } else { small });
     let back = match weight.target {
         Target::Recipe(recipe) => {
             reference::quantize(x.view(), weight.source, recipe).map(|q| reference::dequantize(&q, DType::F32))
         }
         Target::Cast(recipe) => reference::cast(&x.view().into(), recipe).map(|q| reference::cast_back(&q, DType::F32)),
     };
-    back.is_ok_and(|back| back.slice(s![ROWS.., ..]).iter().any(|value| *value != 0.0))
+    back.is_ok_and(|back| back.indexed_iter().any(|((row, col), value)| !is_large(row, col) && *value != 0.0))
 }
 
 /// Whether a block of which this is the largest value is kept. No recipe has smaller scales than MXFP8. The reference is asked.

@@ -18,6 +18,8 @@ pub struct ZeroGroups {
     pub least: Option<f32>,
     /// Of those that became zeros, the smallest of their largest values.
     pub smallest: Option<f32>,
+    /// Likewise, of that which is nearest to the largest value of its first line, the largest values of both.
+    pub nearest: Option<[f32; 2]>,
 }
 
 /// The smallest of the largest values in each block of MX, but for those of zeros: what keeps it keeps something of every block.
@@ -42,6 +44,12 @@ pub fn smaller(a: Option<f32>, b: Option<f32>) -> Option<f32> {
     [a, b].into_iter().flatten().reduce(f32::min)
 }
 
+/// That in which the first is the greater part of the second.
+fn nearer(a: Option<[f32; 2]>, b: Option<[f32; 2]>) -> Option<[f32; 2]> {
+    let part = |[group, line]: [f32; 2]| f64::from(group) / f64::from(line);
+    [a, b].into_iter().flatten().reduce(|a, b| if part(a) >= part(b) { a } else { b })
+}
+
 impl ZeroGroups {
     /// Of rows that are whole groups, and what was made of them. Where all of the matrix is one group it is told of as a whole: there is
     /// none here.
@@ -59,6 +67,7 @@ impl ZeroGroups {
             all: self.all + later.all,
             least: smaller(self.least, later.least),
             smallest: smaller(self.smallest, later.smallest),
+            nearest: nearer(self.nearest, later.nearest),
         }
     }
 
@@ -154,7 +163,10 @@ impl Grid {
                 found.zeros += 1;
                 let least = if has_blocks { least_block(values) } else { None };
                 found.least = smaller(found.least, Some(least.unwrap_or(0.0)));
-                found.smallest = smaller(found.smallest, largest(values));
+                let of_group = largest(values);
+                found.smallest = smaller(found.smallest, of_group);
+                let of_both = of_group.zip(largest(x.row(lines)));
+                found.nearest = nearer(found.nearest, of_both.map(|(group, line)| [group, line]));
             }
         }
         found
