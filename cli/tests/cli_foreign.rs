@@ -536,3 +536,23 @@ fn codes_that_are_not_read_beside_codes_that_are_read_are_told() {
     let text = good(&["info", &file]) + &said(&["dequantize", &file, "-o", &output]);
     assert!(!text.contains("not read here"), "{text}");
 }
+
+/// ("1 tensor (b.weight_scale) holds codes in a format that is not read here", beside that it is a scale.)
+#[test]
+fn a_scale_beside_a_plain_weight_is_no_code() {
+    let folder = Folder::new();
+    let (file, back) = (folder.file("in"), folder.file("back"));
+    let tensors = [
+        ("a.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]),
+        ("a.weight_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+        ("b.weight", Dtype::F32, vec![32, 32], f32_bytes(&values(1024, 2))),
+        ("b.weight_scale", Dtype::F8_E4M3, vec![32, 2], vec![0x38; 64]),
+    ];
+    write(&file, &tensors);
+    let info = run_on("cpu", &["info", &file]);
+    let info = [info.stdout, info.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    for text in [info, said(&["dequantize", &file, "-o", &back])] {
+        assert_words(&text, &["1 scale (b.weight_scale)"]);
+        assert!(!text.contains("codes in a format"), "{text}");
+    }
+}
