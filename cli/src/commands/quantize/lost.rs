@@ -187,7 +187,9 @@ fn is_kept_larger(weight: &Weight, largest: f32, smallest: f32) -> bool {
     let by = (f64::from(most) / f64::from(largest)).max(1.0).log2().floor().exp2();
     let [large, small] = [largest, smallest].map(|value| (f64::from(value) * by) as f32);
     let is_large = |row: usize, col: usize| match weight.target {
-        Target::Recipe(Recipe::Nvfp4(recipe)) if recipe.options().shape == BlockShape::Tile16x16 => row % 16 == 0,
+        Target::Recipe(Recipe::Nvfp4(recipe)) if recipe.options().shape == BlockShape::Tile16x16 => {
+            row.is_multiple_of(16)
+        }
         _ if has_scales_of_rows(weight) => col < ROWS / 2,
         _ => row < ROWS,
     };
