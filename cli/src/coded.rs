@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use scaled_gemm::checkpoint::{Checkpoint, PlainRows, StoredScheme};
-use scaled_gemm::{Basis, DType, HostCastMatrix, HostQuantMatrix, Result};
+use scaled_gemm::{Basis, CodeFormat, DType, HostCastMatrix, HostQuantMatrix, Result};
 
 use crate::device::Caster;
 
@@ -36,13 +36,24 @@ impl Coded {
         }
     }
 
-    /// Bytes of its codes.
-    pub fn code_bytes(&self) -> u64 {
-        let codes = match self {
+    /// In the order of its elements.
+    pub fn codes(&self) -> &[u8] {
+        match self {
             Self::Quantized(q) => q.logical_codes(),
             Self::Cast(q) => q.codes(),
-        };
-        codes.len() as u64
+        }
+    }
+
+    /// Bytes of its codes.
+    pub fn code_bytes(&self) -> u64 {
+        self.codes().len() as u64
+    }
+
+    pub fn format(&self) -> CodeFormat {
+        match self {
+            Self::Quantized(q) => q.scheme().spec().format,
+            Self::Cast(q) => q.scheme().format(),
+        }
     }
 
     pub fn basis(&self) -> Basis {

@@ -112,15 +112,14 @@ pub fn refuse_codes(input: &Checkpoint) -> Result<(), Failure> {
 }
 
 /// What there is to say of such codes where no config says that the model is quantized, and of how many tensors it is: what is made
-/// of it has them still. Not of those that `remains`, that may be left of casts, that have a plain weight beside them, or that are scales of one, of which more is said.
-pub fn not_read(input: &Checkpoint, config: Option<&ModelConfig>, remains: &HashSet<&str>) -> Option<(String, usize)> {
-    let lost: HashSet<&str> = Unread::find(input, config, remains).lost.into_iter().collect();
+/// of it has them still. Not of those that `remains`, that are `lost` ([`Unread`]), that have a plain weight beside them, or that are scales of one, of which more is said.
+pub fn not_read(input: &Checkpoint, lost: &[&str], remains: &HashSet<&str>) -> Option<(String, usize)> {
     let scales =
         orphans::beside_plain(input).into_iter().chain(input.scales_of_others().into_iter().map(|(name, _)| name));
     let said: HashSet<&str> = both(input).into_iter().map(|(_, codes)| codes).chain(scales).collect();
-    let is_said = |name: &str| remains.contains(name) || said.contains(name) || lost.contains(name);
+    let is_said = |name: &str| remains.contains(name) || said.contains(name) || lost.contains(&name);
     let mut codes = unread::unread_codes(input);
-    codes.retain(|tensor| !is_said(&tensor.name) && !lost.contains(unread::without_scale(&tensor.name)));
+    codes.retain(|tensor| !is_said(&tensor.name) && !lost.contains(&unread::without_scale(&tensor.name)));
     let [hold, them] = [("holds", "hold"), ("it", "them")].map(|(one, many)| of_number(codes.len(), one, many));
     let text = format!(
         "{}: {} {hold} codes in a format that is not read here; dequantize {them} with what wrote {them}",

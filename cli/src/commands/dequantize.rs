@@ -103,8 +103,8 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config.as_ref()));
     let stay = notes::scales_that_stay(&input, says);
     let lost = Unread::find(&input, config.as_ref(), &remains.tensors).lost;
+    let foreign = foreign::not_read(&input, &lost, &remains.tensors);
     let lost = unread::lost_casts(&lost).map(|text| copied::told(lost.len(), &text));
-    let foreign = foreign::not_read(&input, config.as_ref(), &remains.tensors);
     let foreign = foreign.map(|(text, number)| copied::told(number, &text));
     let others = match input.folder() {
         Some(from) => {

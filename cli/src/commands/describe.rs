@@ -268,7 +268,7 @@ fn findings(
             );
         }
         None if !says => {
-            found.notes.extend(foreign::not_read(input, config, &remains.tensors).map(|(text, _)| text));
+            found.notes.extend(foreign::not_read(input, &lost, &remains.tensors).map(|(text, _)| text));
         }
         None => {}
     }

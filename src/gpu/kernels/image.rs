@@ -349,10 +349,14 @@ mod tests {
         assert_eq!(narrow_maximum(other), None);
     }
 
+    /// As CI asks.
+    fn everything() -> bool {
+        env::var_os("SCALED_GEMM_REQUIRE_CUBLASLT").is_some()
+    }
+
     /// Those that the sources tell apart. Older ones of NVRTC, which all else here takes, know no Blackwell.
     fn kinds() -> &'static [u32] {
-        let all = env::var_os("SCALED_GEMM_REQUIRE_CUBLASLT").is_some();
-        if all { &[80, 89, 90, 100, 120] } else { &[80, 89, 90] }
+        if everything() { &[80, 89, 90, 100, 120] } else { &[80, 89, 90] }
     }
 
     /// Tables of the same templates as other files', that are minutes of a core and are not compiled here.
@@ -371,7 +375,7 @@ mod tests {
     /// file says whether NVRTC works; `run.sh nvrtc` of the bundle runs suites on kernels that it compiled.
     #[test]
     fn nvrtc_compiles_every_kernel() {
-        let everything = env::var_os("SCALED_GEMM_REQUIRE_CUBLASLT").is_some();
+        let everything = everything();
         let version = match nvrtc_version() {
             Ok(version) => version,
             Err(reason) => {
@@ -390,16 +394,20 @@ mod tests {
         threads.install(|| all.into_par_iter().with_max_len(1).for_each(|file| assert_compiles(file, &version)));
     }
 
+    /// Asks NVRTC for no code: whether it takes the text for such a GPU.
+    fn read_text(file: &KernelFile, source: &str, gpu: u32, version: &str) -> Result<String> {
+        let arch = architecture(gpu);
+        let arch_option = format!("--gpu-architecture={arch}");
+        file.compile(source, &arch, &["--std=c++17", "--fdevice-syntax-only", &arch_option], version)
+    }
+
     /// That NVRTC takes the text for every kind of GPU that can run it, and what it makes for one. What differs by GPU is what the text says, not what the
     /// compiler makes of it: that is nvcc's, too, whose machine code `scripts/check-kernels.sh` looks into for each of them.
     fn assert_compiles(file: &KernelFile, version: &str) {
         let source = file.flattened();
         for gpu in kinds().iter().copied().filter(|gpu| file.gpus.contains(gpu)) {
-            let arch = architecture(gpu);
-            let arch_option = format!("--gpu-architecture={arch}");
-            let options = ["--std=c++17", "--fdevice-syntax-only", &arch_option];
-            let text = file.compile(&source, &arch, &options, version).unwrap();
-            assert!(entries(&text).is_empty(), "{} for {arch}: more than the text was compiled", file.name);
+            let made = read_text(file, &source, gpu, version).unwrap();
+            assert!(entries(&made).is_empty(), "{} for {gpu}: more than the text was compiled", file.name);
         }
         if TABLES.contains(&file.name) {
             return;
@@ -425,10 +433,7 @@ mod tests {
             let source =
                 format!("#if __CUDA_ARCH__ == {gpu}0\n__device__ int f(int x) {{ return nowhere(x); }}\n#endif\n");
             for &other in kinds() {
-                let arch = architecture(other);
-                let arch_option = format!("--gpu-architecture={arch}");
-                let made =
-                    file.compile(&source, &arch, &["--std=c++17", "--fdevice-syntax-only", &arch_option], &version);
+                let made = read_text(file, &source, other, &version);
                 assert_eq!(made.is_err(), gpu == other, "{gpu} {other}: {made:?}");
             }
         }

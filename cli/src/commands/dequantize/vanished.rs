@@ -87,20 +87,19 @@ fn least(part: &Coded) -> f32 {
         let sizes = scales.iter().map(|scale| scale.abs()).filter(|size| *size > 0.0);
         sizes.reduce(f32::min).unwrap_or(1.0)
     };
-    let (format, scale) = match part {
-        Coded::Cast(q) => (q.scheme().format(), smallest(q.scales())),
+    let scale = match part {
+        Coded::Cast(q) => smallest(q.scales()),
         Coded::Quantized(q) => {
-            let spec = q.scheme().spec();
-            let of_block = spec.block.and_then(|block| {
+            let of_block = q.scheme().spec().block.and_then(|block| {
                 let is_zero = |byte: &u8| *byte == 0 && block.format != BlockScaleFormat::Ue8m0;
                 let byte = q.block_scales().iter().copied().filter(|byte| !is_zero(byte)).min()?;
                 Some(decode_block_scale(block.format, byte))
             });
-            (spec.format, smallest(q.scales()) * of_block.unwrap_or(1.0))
+            smallest(q.scales()) * of_block.unwrap_or(1.0)
         }
     };
     scale
-        * match format {
+        * match part.format() {
             CodeFormat::Fp8(Fp8Format::E4M3) => 1.0 / 512.0,
             CodeFormat::Fp8(Fp8Format::E5M2) => 1.0 / 65536.0,
             CodeFormat::E2M1 => 0.5,

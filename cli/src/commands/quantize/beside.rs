@@ -267,10 +267,10 @@ pub fn notes(
     };
     let left = problems.first().map(|problem| copied::told(number, &format!("{problem}{more}")));
     let lost = Unread::find(input, config, &remains.tensors).lost;
+    let not_read = foreign::not_read(input, &lost, &remains.tensors).filter(|_| dialect != Dialect::Plain);
     let lost = unread::lost_casts(&lost).map(|text| copied::told(lost.len(), &text));
     let alone = scales_alone(input, &remains.tensors);
     let plain_too = foreign::plain_too(input).map(|(text, number)| copied::told(number, &text));
-    let not_read = foreign::not_read(input, config, &remains.tensors).filter(|_| dialect != Dialect::Plain);
     let not_read = not_read.map(|(text, number)| {
         let Pronouns { it, .. } = Pronouns::of(number);
         let engines =

@@ -43,7 +43,7 @@ impl Lost {
     pub fn of(x: &PlainRows, part: &Coded) -> Self {
         let (scale, is_zero, groups) = (largest_scale(part), is_zero(part), ZeroGroups::of(x, part));
         let values = ZeroValues::of(x, part);
-        let largest = scale * format(part).max();
+        let largest = scale * part.format().max();
         if scale > SMALL && scale < LARGE && !is_zero {
             return Self { groups, values, largest, ..Self::default() };
         }
@@ -225,19 +225,8 @@ fn largest_scale(part: &Coded) -> f32 {
     whole * byte.map_or(0.0, |byte| decode_block_scale(block.format, byte))
 }
 
-fn format(part: &Coded) -> CodeFormat {
-    match part {
-        Coded::Quantized(q) => q.scheme().spec().format,
-        Coded::Cast(q) => q.scheme().format(),
-    }
-}
-
 /// Whether all codes are zero, of either sign.
 fn is_zero(part: &Coded) -> bool {
-    let codes = match part {
-        Coded::Quantized(q) => q.logical_codes(),
-        Coded::Cast(q) => q.codes(),
-    };
-    let mask = if format(part) == CodeFormat::E2M1 { 0x77 } else { 0x7F };
-    codes.iter().all(|byte| byte & mask == 0)
+    let mask = if part.format() == CodeFormat::E2M1 { 0x77 } else { 0x7F };
+    part.codes().iter().all(|byte| byte & mask == 0)
 }

@@ -7,7 +7,7 @@ use scaled_gemm::{BlockScaleFormat, CodeFormat, Extent, HostCastMatrix, HostQuan
 use crate::coded::Coded;
 
 /// Columns of a block of MX.
-const MX_BLOCK: usize = 32;
+pub const MX_BLOCK: usize = 32;
 
 /// How many groups became zeros, and of how many.
 #[derive(Debug, Clone, Copy, Default)]

@@ -3,10 +3,8 @@
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::{Basis, CodeFormat, DType, Fp8Format};
 
+use super::zero_groups::MX_BLOCK;
 use crate::coded::Coded;
-
-/// Columns of a block of MX.
-const MX_BLOCK: usize = 32;
 
 /// How many values became zero, and of how many that are not zero.
 #[derive(Debug, Clone, Copy, Default)]
@@ -67,11 +65,8 @@ fn zeros(x: &PlainRows) -> usize {
 }
 
 fn zero_codes(part: &Coded) -> usize {
-    let (codes, format) = match part {
-        Coded::Quantized(q) => (q.logical_codes(), q.scheme().spec().format),
-        Coded::Cast(q) => (q.codes(), q.scheme().format()),
-    };
-    match format {
+    let codes = part.codes();
+    match part.format() {
         CodeFormat::E2M1 => {
             let zeros: usize =
                 codes.iter().map(|byte| usize::from(byte & 0x07 == 0) + usize::from(byte & 0x70 == 0)).sum();
