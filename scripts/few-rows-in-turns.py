@@ -9,12 +9,13 @@ A STATE is a folder with images, as nvcc makes them with the flags of build.rs:
 
 and, where its kernels are others, a few-rows.json in the form of the one beside this script, which counts else: of each image its kernels, with the weights that they multiply, the `least` and most rows of A
 (`tokens`), the `splits` of k that are tried, and their template's numbers: of `nvfp4` and `nvfp4-repacked` (with BF16 rows) `pairs`, `warps` and `stages`, of `fp8` (1x128 x 128x128) `warpgroups`, `steps` and `stages`.
+`slack`: bytes of shared memory beside those that this script counts, as FP8 kernels had 1024 until 2026-11-30.
 `keeps_a`: the one row of A lies behind all else in shared memory, in 256 bytes for each 128 of k. `early`: with how many stages left an FP8 kernel of a chain releases the next, each of which is timed.
 Images that are not there are left out. Kernels that cut k into as many parts add in the same order, and must write the same bits: D is compared in FP32, in which another order shows.
 
 Needs Python alone, and an NVIDIA GPU of the images' kind. With --check, which times nothing, the driver of emulator/ will do (SCALED_GEMM_LIBCUDA says where it is), of images in PTX (.ptx). The structs are those of
 src/gpu/kernels/small_m.rs and small_m_weights.rs as they are: kernels with others would read wrong memory. Operands are at most 64 layers, together ten times as large as the L2 cache (layers of less than
-10 MB: 64 of them), or --layers of them: one stays in the cache, and shows what a product takes whose memory is no limit. Figures are microseconds a product into BF16, the lesser of two medians of seven graphs: outside of
+10 MB: 64 of them), or --layers of them: one stays in the cache, and shows what a product takes whose memory is no limit. All have the same A, which is in the cache, as what the kernel before has just written is (until 2026-11-30 each had its own, from memory). Figures are microseconds a product into BF16, the lesser of two medians of seven graphs: outside of
 chains, and in one, where weights are loaded before the wait. (The library's chains may take another configuration for a link, and release nothing where the next kernel finds no room: `SmallMConfig::in_chain`, `OneRow::link`.)
 """
 import argparse
@@ -202,7 +203,7 @@ class Shape:
         if said["weights"] == "fp8":
             groups, step = said["warpgroups"], (64 + tokens) * 128 + tokens * 4 + 16
             self.rows, self.parts, self.threads = 64, groups, 128 * groups
-            self.bytes = 1024 + groups * (stages * said["steps"] * step + 64 * tokens * 4) + 16
+            self.bytes = said.get("slack", 0) + groups * (stages * said["steps"] * step + 64 * tokens * 4) + 16
         else:
             rows, warps = 16 * said["pairs"], said["warps"]
             self.rows, self.parts, self.threads = rows, warps, 32 * warps
@@ -341,6 +342,9 @@ def case(gpu, options, pool, weights, shape, ways):
         return compared
     sets = options.layers or max(4, min(MOST_SETS, SETS_BYTES // probe.code_bytes + 1))
     layers = [probe] + [Layer(gpu, weights, m, n, k, pool) for _ in range(sets - 1)]
+    own = [(layer.a, layer.scales_a) for layer in layers]
+    for layer in layers:
+        layer.a, layer.scales_a = own[0]
     many = max(sets, 64 if probe.code_bytes < 100 << 20 else 16)
     graphs = {}
     for kernel, split in ways:
@@ -370,7 +374,7 @@ def case(gpu, options, pool, weights, shape, ways):
         print(f"| {m} x {n} x {k} | {weights} | {kernel.label}, {split} | {kernel.shape.shared(k, split)} | {outside:.2f} | {cell} |", flush=True)
     for graph in graphs.values():
         gpu("cuGraphExecDestroy", graph)
-    for layer in layers:
+    for layer, (layer.a, layer.scales_a) in zip(layers, own):
         layer.free()
     return compared
 

@@ -63,8 +63,12 @@ template <u32 TOKENS_, u32 ATOMS_, u32 GROUPS_, u32 STEPS_, u32 RING_, bool BLOC
     static constexpr u32 TOKENS = TOKENS_, ATOMS = ATOMS_, GROUPS = GROUPS_, STEPS = STEPS_, RING = RING_;
     static constexpr bool BLOCKS = BLOCKS_, GATED = GATED_;
     static constexpr u32 ROWS = 64 * ATOMS, THREADS = 128 * GROUPS;
-    // Stages whose weights are loaded before the wait for the kernel before, in links of chains.
-    static constexpr u32 EARLY = RING > 4 ? RING - 2 : 2;
+    // Links of chains ask for the weights of EARLY stages before they wait for the kernel before, of PACE at once: what comes in turn keeps the queues of the memory short, in which the end of the kernel before stands, too, and
+    // A behind it. Of up to 16 rows they fill the ring with them before they multiply (H200, 2026-11, the record of paced links: 4096 x 7168, m = 1, 8.0 us become 7.5, and 7.8 by `one`, 7.3).
+    static constexpr bool PACED = TOKENS <= 16;
+    static constexpr u32 EARLY = !PACED ? (RING > 4 ? RING - 2 : 2) : GROUPS > 1 ? 4 : STEPS > 1 ? 2 : 3;
+    static constexpr u32 PACE = !PACED ? EARLY : STEPS > 1 ? 1 : 2;
+    static constexpr u32 FILL = PACED ? RING : RING - 1;
     // Columns of D, and matrices in B.
     static constexpr u32 MATRICES = GATED ? 2 : 1, COLUMNS = ROWS / MATRICES;
     // Shared memory: the rings of the warpgroups, the parts of sums that the block gets, the rings' scales, a barrier.
@@ -72,7 +76,8 @@ template <u32 TOKENS_, u32 ATOMS_, u32 GROUPS_, u32 STEPS_, u32 RING_, bool BLOC
     static constexpr u32 SCALES_STEP = TOKENS * 4 + 16, SCALES_STAGE = STEPS * SCALES_STEP;
     static constexpr u32 PARTS = GROUPS * RING * STAGE, PARTS_BYTES = ROWS * TOKENS * 4 * GROUPS;
     static constexpr u32 SCALES = PARTS + PARTS_BYTES, BARRIER = SCALES + GROUPS * RING * SCALES_STAGE;
-    static constexpr u32 SHARED = 1024 + BARRIER + 16;
+    static constexpr u32 SHARED = BARRIER + 16;
+    static_assert(EARLY <= FILL, "they have places in the ring");
     static_assert(GROUPS <= 2 && ATOMS <= 2, "barriers of warpgroups; the rows of a block lie in one tile of scales");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
     static_assert(!GATED || (BLOCKS && ATOMS == 1), "a warp has rows of one matrix; scales of two tiles");
@@ -141,14 +146,13 @@ template <class C> struct SmallM {
 
     // Waits for this thread's part of a stage. All but what is behind it may be on its way: the stages that follow, as many as are asked for ahead. Where weights came
     // early the first stage waits for all that is no weight, which was asked for behind them, and so for them.
-    __device__ __forceinline__ void wait_for_stage(u32 i) const {
-        static_assert(C::EARLY < RING, "they have places in the ring");
-        if (p.loads_early && i == 0) copies_wait<RING - 1 - C::EARLY>();
+    template <bool LOADED_EARLY> __device__ __forceinline__ void wait_for_stage(u32 i) const {
+        if (LOADED_EARLY && i == 0) copies_wait<C::FILL - C::EARLY>();
         else copies_wait<RING - 2>();
     }
 
-    // The sums over this warpgroup's part of k.
-    __device__ __forceinline__ void sums(u32 group, float (&sum)[ATOMS][TOKENS / 2]) const {
+    // The sums over this warpgroup's part of k. LOADED_EARLY: as `p` says, which a loop of its own need not ask for each stage.
+    template <bool LOADED_EARLY> __device__ __forceinline__ void sums(u32 group, float (&sum)[ATOMS][TOKENS / 2]) const {
         float d[STEPS][ATOMS][TOKENS / 2];
 #pragma unroll
         for (u32 a = 0; a < ATOMS; a++)
@@ -158,7 +162,7 @@ template <class C> struct SmallM {
         u32 slot = 0;
         for (u32 i = 0; i < stages; i++) {
             if (i == release_at) release();
-            wait_for_stage(i);
+            wait_for_stage<LOADED_EARLY>(i);
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             // All have waited for their part of this stage, and none reads the one before, which is filled next.
             warpgroup_sync(group);
@@ -177,9 +181,11 @@ template <class C> struct SmallM {
                         wgmma(d[s][a], wgmma_operand(at) + a * 512 + 2 * k, wgmma_operand(at + C::B_BYTES) + 2 * k, k != 0);
             }
             wgmma_commit();
-            // While they run.
-            if (i + RING - 1 < stages) load<true, true>(i + RING - 1, slot == 0 ? RING - 1 : slot - 1);
-            copies_commit();
+            // While they run. (A link that has filled its ring waits for the first place.)
+            if (!LOADED_EARLY || C::FILL < RING || i > 0) {
+                if (i + RING - 1 < stages) load<true, true>(i + RING - 1, slot == 0 ? RING - 1 : slot - 1);
+                copies_commit();
+            }
             wgmma_wait<0>();
 #pragma unroll
             for (u32 s = 0; s < STEPS; s++) {
@@ -222,8 +228,8 @@ __device__ __forceinline__ void small_m_end(const SmallMProblem& p, u32 got, u32
 
 template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& p) {
     constexpr u32 TOKENS = C::TOKENS;
-    extern __shared__ char shared[];
-    const u32 base = (shared_address(shared) + 1023) & ~1023u, arrived = base + C::BARRIER;
+    extern __shared__ __align__(1024) uint4 small_m_shared[];
+    const u32 base = shared_address(small_m_shared), arrived = base + C::BARRIER;
     const u32 thread = threadIdx.x % 128, group = threadIdx.x / 128, warp = thread / 32, lane = thread % 32;
     // Powers of two, as the numbers of ranks and warpgroups are: what stands before the first copy, and behind the last product, is waited for (64-bit divisions
     // here, and 32-bit ones at the end, took 0.3 us each: H200, 2026-11).
@@ -239,29 +245,33 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
         barriers_ready();
     }
     const u32 stages = (m.count + C::STEPS - 1) / C::STEPS;
+    // A shorter walk has nothing to wait in turn for (observed: H200, 2026-11).
+    constexpr u32 PACED_FROM = 3;
     // Groups of copies: one for each stage; or the weights of some, one each, then the rest of all of them, then the weights of the others.
     if (p.loads_early) {
 #pragma unroll
         for (u32 i = 0; i < C::EARLY; i++) {
+            if (i >= C::PACE && stages > PACED_FROM) copies_wait<C::PACE - 1>();
             if (i < stages) m.template load<true, false>(i, i);
             copies_commit();
         }
-    }
-    begin();
-    if (p.loads_early) {
+        begin();
 #pragma unroll
-        for (u32 i = 0; i < C::RING - 1; i++)
+        for (u32 i = 0; i < C::FILL; i++)
             if (i < stages) m.template load<false, true>(i, i);
         copies_commit();
-    }
 #pragma unroll
-    for (u32 i = 0; i < C::RING - 1; i++) {
-        if (p.loads_early && i < C::EARLY) continue;
-        if (i < stages) {
-            if (p.loads_early) m.template load<true, false>(i, i);
-            else m.template load<true, true>(i, i);
+        for (u32 i = C::EARLY; i < C::FILL; i++) {
+            if (i < stages) m.template load<true, false>(i, i);
+            copies_commit();
         }
-        copies_commit();
+    } else {
+        begin();
+#pragma unroll
+        for (u32 i = 0; i < C::RING - 1; i++) {
+            if (i < stages) m.template load<true, true>(i, i);
+            copies_commit();
+        }
     }
     // What the end reads of vectors: on its way to L2 while B is read.
     if (threadIdx.x % 8 == 0 && threadIdx.x < C::COLUMNS && first_row + threadIdx.x < p.n) {
@@ -271,7 +281,8 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     __syncwarp();
     cluster_arrive_relaxed();
     float sum[C::ATOMS][TOKENS / 2];
-    m.sums(group, sum);
+    if (p.loads_early) m.template sums<true>(group, sum);
+    else m.template sums<false>(group, sum);
 
     // To each block of the cluster its rows of this part. Some may be here before their number is announced: they count all the same.
     cluster_wait();

@@ -52,9 +52,9 @@ extern "C" __global__ void __launch_bounds__(256) gemm_small_m_swiglu_codes(
     *(u32*)(codes + (u64)row * n + warp * 128 + lane * 4) = four;
 }
 
-#define SMALL_M_KERNEL(tokens, block, GROUPS, STEPS, RING)                                                                       \
+#define SMALL_M_KERNEL(tokens, block, GROUPS, STEPS, FEW, MORE)                                                                  \
     extern "C" __global__ void __launch_bounds__(128 * GROUPS) gemm_small_m_gated_block_##tokens##_##block(SmallMProblem p) {    \
-        small_m<SmallMConfig<tokens, 1, GROUPS, STEPS, RING, true, true>>(p);                                                    \
+        small_m<SmallMConfig<tokens, 1, GROUPS, STEPS, tokens <= 8 ? FEW : MORE, true, true>>(p);                                \
     }
 #define SMALL_M(...)                                                                                                             \
     SMALL_M_KERNEL(8, __VA_ARGS__)                                                                                               \
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256) gemm_small_m_swiglu_codes(
     SMALL_M_KERNEL(32, __VA_ARGS__)
 
 // Those of small_m_fp8.cu.
-// name, warpgroups, times 128 of k a stage, stages. Mirror of `SmallMBlock` in src/gpu/kernels/small_m.rs.
-SMALL_M(one, 1, 1, 4)
-SMALL_M(one_deep, 1, 2, 3)
-SMALL_M(two, 2, 1, 5)
+// name, warpgroups, times 128 of k a stage, stages with up to eight rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels/small_m.rs.
+SMALL_M(one, 1, 1, 4, 4)
+SMALL_M(one_deep, 1, 2, 3, 3)
+SMALL_M(two, 2, 1, 6, 5)

@@ -40,8 +40,8 @@ fn cost(config: SmallMConfig, codes: CodeOrder, nk: [usize; 2], sm_count: usize)
     cost.of(config, residents, false, nk, sm_count)
 }
 
-/// Whether blocks of many warps take all places once, or nearly, with a long k: of published codes those that take one multiprocessor or two, and those that do so by twos, which are 3 % slower than the fastest at 4096 x 7168, and in
-/// chains 11 % faster than any (7.3 us for 8.2). Of repacked ones sixteen warps with a longer k, for each multiprocessor or most, and eight, which are faster with a shorter one (4096 x 4096 5.3 us for 5.5, in a chain 4.1 for 4.7;
+/// Whether blocks of many warps take all places once, or nearly, with a long k: of published codes those that take one multiprocessor or two, and with a longer one those that do so by twos, which are as fast at 4096 x 12288 and in
+/// chains faster (10.5 us for 11.1; at 4096 x 7168 half as many parts are, 6.3 for 7.0: the record of paced links). Of repacked ones sixteen warps with a longer k, for each multiprocessor or most, and eight, which are faster with a shorter one (4096 x 4096 5.3 us for 5.5, in a chain 4.1 for 4.7;
 /// 3072 x 7168 by sixteen 6.7 us for 7.0).
 fn fills_once(config: SmallMConfig, codes: CodeOrder, [n, k]: [usize; 2], sm_count: usize) -> bool {
     use SmallMBlock::{Eight, Narrow, Sixteen};
@@ -49,7 +49,7 @@ fn fills_once(config: SmallMConfig, codes: CodeOrder, [n, k]: [usize; 2], sm_cou
     let (ks, places, tenths) = match (codes, config.block(), split) {
         (CodeOrder::Published, Narrow, 1) => (4096..usize::MAX, sm_count, 8),
         (CodeOrder::Published, Eight, 1) => (4096..usize::MAX, 2 * sm_count, 8),
-        (CodeOrder::Published, Eight, 2) => (6144..usize::MAX, 2 * sm_count, 8),
+        (CodeOrder::Published, Eight, 2) => (8193..usize::MAX, 2 * sm_count, 8),
         (CodeOrder::Repacked, Sixteen, 1) => (6144..usize::MAX, sm_count, 7),
         (CodeOrder::Repacked, Narrow, 2) => (4096..usize::MAX, 2 * sm_count, 8),
         (CodeOrder::Repacked, Eight, 1) if blocks <= sm_count => (4096..6144, sm_count, 8),
@@ -169,14 +169,14 @@ mod tests {
             all.sort();
             assert_eq!(all, SmallMConfig::all(SmallMOperands::E2m1Weights).collect::<Vec<_>>());
         }
-        // What fills the GPU once, and in a chain is the fastest by far.
+        // What fills the GPU once; or its links do, of half as many parts.
         let first = |nk| {
             let first = order(CodeOrder::Published, nk)[0];
             (first.block(), first.split())
         };
         assert_eq!(
-            [first([4096, 7168]), first([2112, 7168]), first([8192, 8192])],
-            [(SmallMBlock::Eight, 2), (SmallMBlock::Narrow, 1), (SmallMBlock::Eight, 1)]
+            [first([4096, 7168]), first([4096, 12288]), first([2112, 7168]), first([8192, 8192])],
+            [(SmallMBlock::Four, 2), (SmallMBlock::Eight, 2), (SmallMBlock::Narrow, 1), (SmallMBlock::Eight, 1)]
         );
         // Two rows and other GPUs have the order that they had.
         let others = |codes, m, gpu| order_on(SmallMOperands::E2m1Weights, codes, [m, 4096, 7168], gpu)[0];

@@ -166,6 +166,9 @@ pub(crate) fn order(operands: SmallMOperands, codes: CodeOrder, mnk: [usize; 3],
     if fp8 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One.residents(m), 1, sm_count) {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
     }
+    if let Some(fast) = all.first().and_then(|config| config.as_fast(mnk, sm_count)) {
+        all.sort_by_key(|config| *config != fast);
+    }
     all
 }
 

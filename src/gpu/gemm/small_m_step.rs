@@ -285,7 +285,7 @@ mod tests {
         let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
         let search = |candidates| Search { candidates, workspace_limit: 0, alpha: 1.0 };
         let mut product = SmallMProduct::ask(&desc, &sum, H200, search(20));
-        let best = SmallMConfig::new(SmallMBlock::One, 4).unwrap();
+        let best = SmallMConfig::new(SmallMBlock::Two, 2).unwrap();
         assert_eq!((product.place(), product.config()), ((0, 12), best));
         let waves = product.waves();
         product.choose(11);

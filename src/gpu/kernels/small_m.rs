@@ -289,9 +289,10 @@ mod tests {
             .map(|row| row.split(", ").map(str::to_string).collect::<Vec<_>>())
             .collect();
         let of = |block: SmallMBlock| match block.shape() {
-            Shape::E4m3 { warpgroups, steps, stages } => {
+            Shape::E4m3 { warpgroups, steps, stages: [few, more] } => {
                 let name = block.name().replace('-', "_");
-                Some(vec![name, warpgroups.to_string(), steps.to_string(), stages.to_string()])
+                let numbers = [warpgroups, steps, few, more].map(|number| number.to_string());
+                Some([name].into_iter().chain(numbers).collect::<Vec<_>>())
             }
             Shape::E2m1 { .. } | Shape::Tile { .. } => None,
         };

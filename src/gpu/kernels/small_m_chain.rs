@@ -7,8 +7,7 @@ impl SmallMConfig {
     /// How this product is enqueued as a link of a chain: in which configuration, of as many parts of k, so that sums have the same order; and with how
     /// many stages left it releases the next kernel (E4M3; E2M1: 1, behind its wait), 0 where it does not. `None`: as elsewhere, not as a link.
     ///
-    /// A kernel needs some one and a half microseconds from its release to its first load. Released earlier, it takes the memory from the one that
-    /// runs, and both wait longer; what it loads before its wait is a part of a ring of stages.
+    /// Released early, a kernel takes the memory from the one that runs, and both wait longer; what it loads before its wait is a ring of stages at the most.
     pub(super) fn in_chain(self, [m, n, k]: [usize; 3], sm_count: usize) -> Option<(Self, u32)> {
         let link = Link { m, n, k, sm_count };
         match self.block() {
@@ -21,6 +20,21 @@ impl SmallMConfig {
         }
     }
 }
+
+impl SmallMConfig {
+    /// A configuration of as many parts of k, and so of the same bits, that is faster outside of chains, of FP8 rows. `None`: this one, as far as is known.
+    pub(crate) fn as_fast(self, [m, n, k]: [usize; 3], sm_count: usize) -> Option<Self> {
+        let fp8 = matches!(self.block(), SmallMBlock::One | SmallMBlock::OneDeep | SmallMBlock::Two);
+        let link = Link { m, n, k, sm_count };
+        Some(self).filter(|_| fp8 && m <= FEW_ROWS).and_then(|config| link.alone(config))
+    }
+}
+
+/// Blocks of one warpgroup with up to 16 rows for which a multiprocessor has room.
+const ONE_AT_ONCE: usize = 5;
+
+/// Up to so many rows of A links of FP8 fill their rings before they multiply. (`PACED` of `kernels/gemm/small_m.cuh`.)
+const FEW_ROWS: usize = 16;
 
 /// A product, and a GPU's multiprocessors.
 struct Link {
@@ -64,47 +78,117 @@ impl Link {
         finds_places(blocks, self.places(config), self.sm_count) && self.evenly(config, [5, 6])
     }
 
-    /// Of FP8. Made from most configurations at 36 shapes and m of 1, 16, 20 and 32 (H200, 2026-11, the records of links): 9.0 us become 7.9 at 4096 x 7168, where blocks of one warpgroup take 8.3, 7.4 become 6.1 at 3072 x 7168.
+    /// Of FP8.
     fn fp8(&self, config: SmallMConfig) -> Option<(SmallMConfig, u32)> {
+        let link = if self.m > FEW_ROWS { self.of_many(config) } else { self.of_few(config)? };
+        Some((link, self.left(link)))
+    }
+
+    /// Blocks that cut k into as many parts as this configuration: of one warpgroup, deep ones, and of two warpgroups.
+    fn of_parts(&self, config: SmallMConfig) -> [Option<SmallMConfig>; 3] {
+        let parts = config.split() as usize * config.block().parts();
+        let of = |block: SmallMBlock| SmallMConfig::new(block, (parts / block.parts()) as u32).ok();
+        [SmallMBlock::One, SmallMBlock::OneDeep, SmallMBlock::Two].map(of)
+    }
+
+    /// Whether deep blocks all stand at once. Clusters of four and eight that fit by number do not all find places (20 x 2112 x 7168 by clusters of four 12.5 us for 8.1; 16 x 2880 x 2880 by 45 of eight, of 46, 5.5 for 4.5).
+    fn deep_fits(&self, deep: SmallMConfig) -> bool {
+        let places = clusters_at_once(self.places(deep), deep.split() as usize, self.sm_count);
+        let tiles = deep.block().tiles(self.n);
+        if deep.split() < 4 { tiles <= places } else { 20 * tiles <= 19 * places }
+    }
+
+    /// Of up to 16 rows, in the block of as many parts of k that is the fastest: deep ones where each multiprocessor has one at most, or three all stand at once; of those of two warpgroups, of which two do, a longer walk. What counts
+    /// is how much of B lies in shared memory when A comes. Made from all configurations at 46 shapes and m of 1 and 16, and mended at 17 others (H200, 2026-11, the record of paced links), where what is planned takes 1.004 of the
+    /// fastest link's time on average, and 0.85 to 0.87 of what it takes outside of chains.
+    fn of_few(&self, config: SmallMConfig) -> Option<SmallMConfig> {
+        let [one, deep, two] = self.of_parts(config);
+        let (Some(one), Some(deep)) = (one, deep) else { return two };
+        let (blocks, steps) = (self.blocks(one), self.steps(one));
+        // With a very long walk, or one of whole rows of B of which the multiprocessors have one or two, nothing is gained.
+        if steps > 80 {
+            return None;
+        }
+        if blocks <= self.sm_count {
+            return Some(deep);
+        }
+        let even = two.filter(|two| self.evenly(*two, [7, 10]));
+        if blocks <= 2 * self.sm_count {
+            return match (two, even) {
+                (None, _) if steps > 16 => None,
+                (None, _) => Some(if 2 * blocks <= 3 * self.sm_count { deep } else { one }),
+                (_, Some(even)) if self.is_long(blocks, steps) => Some(even),
+                (_, Some(_)) => Some(one),
+                (_, None) => Some(deep),
+            };
+        }
+        if self.deep_fits(deep) {
+            // A long walk in which some multiprocessors have fewer gains nothing (9216 x 9216 23.3 us, 22.8 alone).
+            return Some(deep).filter(|deep| self.evenly(*deep, [4, 5]) || steps <= 24);
+        }
+        if two.is_none() {
+            // A long walk of more rows gains nothing here (16 x 28672 x 4096 36.1 us, 33.6 alone).
+            return Some(one).filter(|_| steps <= 16 || (self.m <= 8 && blocks > 3 * self.sm_count));
+        }
+        if let Some(even) = even.filter(|even| steps >= 7 && self.clusters_at_once(*even)) {
+            return Some(even);
+        }
+        // More than one round of either.
+        let more = one.block().tiles(self.n) > clusters_at_once(ONE_AT_ONCE, one.split() as usize, self.sm_count);
+        Some(if steps >= 10 && more { deep } else { one })
+    }
+
+    /// Whether two warpgroups take as many steps together that they gain by it, of blocks of which a multiprocessor has two at most.
+    fn is_long(&self, blocks: usize, steps: usize) -> bool {
+        steps >= 8 || (steps >= 7 && 2 * blocks <= 3 * self.sm_count)
+    }
+
+    /// The block of as many parts of k that is faster outside of chains. From the same record: 0.94 to 1.00 of the time.
+    fn alone(&self, config: SmallMConfig) -> Option<SmallMConfig> {
+        let [Some(one), Some(deep), two] = self.of_parts(config) else { return None };
+        let (blocks, steps) = (self.blocks(one), self.steps(one));
+        if blocks <= self.sm_count {
+            return Some(deep);
+        }
+        if blocks <= 2 * self.sm_count {
+            let long = if self.m <= 8 { self.is_long(blocks, steps) } else { steps >= 16 };
+            return if self.evenly(two?, [7, 10]) { two.filter(|_| long) } else { Some(deep) };
+        }
+        Some(deep).filter(|deep| self.m <= 8 && steps >= 12 && self.deep_fits(*deep) && self.evenly(*deep, [4, 5]))
+    }
+
+    /// Of more than 16 rows, made from most configurations at 36 shapes and m of 20 and 32 (H200, 2026-11, the records of links). A block takes longer, and less of the time is the memory's alone.
+    fn of_many(&self, config: SmallMConfig) -> SmallMConfig {
         let of = |block, split| SmallMConfig::new(block, split).ok();
         let is_two = config.block() == SmallMBlock::Two;
         let two = of(SmallMBlock::Two, config.split() / 2).filter(|_| !is_two && config.split() >= 2);
-        // More of its part of k is on its way, in fewer blocks on a multiprocessor (5120 x 8192 11.1 us for 12.1). Of whole rows of B that is lost where some multiprocessors have fewer blocks (18944 x 3584 18.7 for 17.9).
+        // More of its part of k is on its way, in fewer blocks on a multiprocessor. Of whole rows of B that is lost where some multiprocessors have fewer blocks (18944 x 3584 18.7 for 17.9).
         let deep = of(SmallMBlock::OneDeep, config.split()).filter(|_| !is_two);
         let deep = deep.filter(|deep| self.clusters_at_once(*deep) && (deep.split() > 1 || self.evenly(*deep, [4, 5])));
         // Which lie on them more evenly than blocks of two warpgroups.
         let deep_first = |two| !self.evenly(two, [4, 5]) && deep.is_some_and(|deep| self.evenly(deep, [9, 10]));
-        let wide = two.filter(|two| self.is_wide(*two, config) && !deep_first(*two));
-        // At most one block on each: the next kernel's find places beside all of them, however they lie (0.83 to 0.97 of the time in 36 cases of `two`). Of more than 16 rows a block takes longer, and less of the time is the memory's alone.
-        let alone = self.blocks(config) <= self.sm_count || !self.at_once(config) || self.m > 16;
+        let wide = two.filter(|two| self.is_wide(*two) && !deep_first(*two));
         let own = Some(config).filter(|_| self.leaves_room(config) || (is_two && self.evenly(config, [7, 10])));
-        let fits = two.filter(|two| self.at_once(*two) && self.evenly(*two, [7, 10]));
-        let link = wide.or(own).or(deep).or(Some(config).filter(|_| alone)).or(fits)?;
-        Some((link, self.left(link)))
+        wide.or(own).or(deep).unwrap_or(config)
     }
 
-    /// Whether blocks of two warpgroups are faster: with a long walk, with a shorter one where more than two blocks of one stand on a multiprocessor, or, with more rows, where each has one of them at most. Of more than 16 rows
-    /// a multiprocessor has room for one.
-    fn is_wide(&self, two: SmallMConfig, one: SmallMConfig) -> bool {
-        let (few, steps) = (self.m <= 8, self.steps(two));
-        if self.m > 16 {
-            let long = if two.split() == 1 { steps >= 7 } else { steps >= 16 && self.evenly(two, [9, 10]) };
-            return long && self.clusters_at_once(two) && self.leaves_room(two);
-        }
-        let long = steps >= if few { 8 } else { 7 };
-        let crowded = few && steps >= 6 && self.blocks(one) > 2 * self.sm_count;
-        let thin = !few && steps >= 4 && two.split() <= 2 && self.blocks(two) <= self.sm_count;
-        (long || crowded || thin) && self.evenly(two, [7, 10]) && (self.at_once(two) || steps <= 8)
+    /// Whether blocks of two warpgroups are faster, of which a multiprocessor has room for one of more than 16 rows: with a long walk.
+    fn is_wide(&self, two: SmallMConfig) -> bool {
+        let steps = self.steps(two);
+        let long = if two.split() == 1 { steps >= 7 } else { steps >= 16 && self.evenly(two, [9, 10]) };
+        long && self.clusters_at_once(two) && self.leaves_room(two)
     }
 
-    /// The stages left with which it releases the next kernel.
+    /// The stages left with which it releases the next kernel, whose first loads come a fourth of a microsecond later: as it asks for its last stages, and where the next kernel's blocks stand beside others before that.
     fn left(&self, config: SmallMConfig) -> u32 {
-        let steps = self.steps(config);
+        let (few, steps, blocks) = (self.m <= 8, self.steps(config), self.blocks(config));
         match config.block() {
-            SmallMBlock::OneDeep => 3,
-            // Of 7168 x 2048 and 2112 x 7168, say, and of 32 stages; of 14 and 16 four are better.
-            SmallMBlock::Two if steps <= 8 || (self.m <= 8 && steps > 16) => 5,
-            _ => 4,
+            SmallMBlock::OneDeep => 3 + u32::from(few && blocks > 2 * self.sm_count),
+            SmallMBlock::Two if few => 7 + u32::from(blocks > self.sm_count),
+            SmallMBlock::Two if self.m <= FEW_ROWS && blocks > self.sm_count => 6,
+            SmallMBlock::Two => 4 + u32::from(steps <= 8),
+            _ if self.m > FEW_ROWS || blocks <= 2 * self.sm_count || steps > 16 => 4,
+            _ => 5 + u32::from(few),
         }
     }
 
@@ -152,39 +236,39 @@ mod tests {
             }
         }
         let of = |block, split, mnk| config(block, split).in_chain(mnk, 132);
-        assert_eq!(of(One, 4, [1, 4096, 7168]), Some((config(Two, 2), 4)));
-        assert_eq!(of(Two, 2, [16, 4096, 7168]), Some((config(Two, 2), 4)));
-        assert_eq!(of(Two, 1, [16, 7168, 2048]), Some((config(Two, 1), 5)));
-        assert_eq!(of(One, 4, [16, 7168, 2048]), Some((config(One, 4), 4)));
-        assert_eq!([1, 16].map(|m| of(One, 8, [m, 2112, 7168]).unwrap().0), [config(One, 8), config(Two, 4)]);
-        assert_eq!(
-            [1, 16].map(|m| of(OneDeep, 2, [m, 8192, 8192]).unwrap()),
-            [(config(Two, 1), 5), (config(Two, 1), 4)]
-        );
-        assert_eq!(of(OneDeep, 2, [1, 57344, 8192]), Some((config(OneDeep, 2), 3)), "many rounds of blocks");
-        // 384 blocks in places for 396 of deep ones, and 296, which leave some multiprocessors with fewer.
-        assert_eq!([of(One, 1, [1, 24576, 1536]), of(One, 1, [1, 18944, 3584])], [Some((config(OneDeep, 1), 3)), None]);
-        // 320 blocks, 160 of two warpgroups; 72, 36 of two.
-        let deep = |split| Some((config(OneDeep, split), 3));
-        assert_eq!(
-            [of(One, 2, [1, 10240, 5120]), of(One, 4, [16, 5120, 8192]), of(One, 8, [8, 576, 7168])],
-            [2, 4, 8].map(deep)
-        );
-        let two = |split| Some((config(Two, split), 5));
-        assert_eq!(
-            [of(Two, 8, [1, 576, 7168]), of(Two, 8, [1, 1536, 7168]), of(Two, 2, [1, 5120, 8192])],
-            [two(8), two(8), None],
-            "72 blocks, 192 and 160"
-        );
-        // Deep blocks lie evenly, those of two warpgroups do not; clusters of four of which not all find places.
-        assert_eq!([of(One, 2, [1, 12288, 4096]), of(One, 4, [1, 6144, 2048])], [deep(2), two(2)]);
-        assert_eq!([1, 16].map(|m| of(One, 4, [m, 4096, 2048]).unwrap().0), [config(One, 4), config(Two, 2)]);
-        assert_eq!(of(One, 8, [16, 2048, 4096]).unwrap().0, config(One, 8), "of eight parts that is no gain");
-        assert_eq!(
-            [of(One, 4, [1, 6144, 4096]), of(One, 8, [8, 3072, 7168]), of(One, 4, [1, 7168, 3072])],
-            [2, 4, 2].map(two)
-        );
-        assert_eq!([of(One, 2, [1, 24576, 1536]), of(One, 2, [16, 24576, 1536])], [two(1), Some((config(One, 2), 4))]);
+        // What was the fastest of as many parts of k, within 1 %, at shapes of the record of paced links. One block for each multiprocessor, or two.
+        let fp8 = |block, split, mnk| of(block, split, mnk).map(|(link, left)| (link.block(), link.split(), left));
+        let [one, deep, two] = [One, OneDeep, Two].map(|block| move |split, left| Some((block, split, left)));
+        assert_eq!([1, 8].map(|m| fp8(One, 4, [m, 4096, 7168])), [two(2, 7); 2]);
+        assert_eq!([9, 16].map(|m| fp8(Two, 2, [m, 4096, 7168])), [two(2, 4); 2]);
+        assert_eq!([1, 16].map(|m| fp8(One, 8, [m, 4096, 7168])), [one(8, 6), one(8, 5)]);
+        assert_eq!([1, 16].map(|m| fp8(One, 4, [m, 7168, 2048])), [one(4, 6), one(4, 5)]);
+        assert_eq!([1, 16].map(|m| fp8(One, 8, [m, 2112, 7168])), [one(8, 4); 2]);
+        assert_eq!([1, 16].map(|m| fp8(OneDeep, 2, [m, 8192, 8192])), [two(1, 7), two(1, 4)]);
+        assert_eq!([1, 16].map(|m| fp8(One, 8, [m, 1536, 7168])), [two(4, 7), two(4, 5)]);
+        // At most one for each multiprocessor, and 160, which are 80 of two warpgroups.
+        assert_eq!([1, 16].map(|m| fp8(One, 8, [m, 1280, 8192])), [deep(8, 3); 2]);
+        assert_eq!([1, 16].map(|m| fp8(One, 8, [m, 576, 7168])), [deep(8, 3); 2]);
+        assert_eq!([1, 16].map(|m| fp8(One, 8, [m, 1024, 4096])), [deep(8, 3); 2]);
+        assert_eq!(fp8(Two, 8, [1, 576, 7168]), two(8, 7), "sixteen parts");
+        // More: three deep ones on each, or not all of their clusters find places.
+        assert_eq!([1, 16].map(|m| fp8(One, 4, [m, 5120, 8192])), [deep(4, 4), deep(4, 3)]);
+        assert_eq!([1, 16].map(|m| fp8(One, 1, [m, 24576, 1536])), [deep(1, 4), deep(1, 3)]);
+        assert_eq!(fp8(Two, 2, [1, 5120, 8192]), deep(4, 4), "as many parts");
+        assert_eq!([fp8(One, 8, [1, 2560, 9728]), fp8(Two, 4, [1, 2880, 2880])], [deep(8, 4), one(8, 6)]);
+        assert_eq!([1, 16].map(|m| fp8(One, 4, [m, 6144, 2048])), [one(4, 6), one(4, 5)]);
+        assert_eq!([1, 16].map(|m| fp8(One, 4, [m, 6144, 4096])), [two(2, 8), two(2, 6)]);
+        assert_eq!([1, 16].map(|m| fp8(Two, 2, [m, 8192, 3072])), [one(4, 6), one(4, 5)]);
+        assert_eq!([1, 16].map(|m| fp8(Two, 2, [m, 8192, 8192])), [two(2, 8), two(2, 6)]);
+        // Fewer on some, with a long walk and a shorter one; whole rows of B; many rounds of deep ones.
+        assert_eq!([fp8(One, 2, [1, 9216, 9216]), fp8(One, 2, [1, 9728, 2560])], [None, deep(2, 4)]);
+        assert_eq!([1, 16].map(|m| fp8(One, 1, [m, 28672, 4096])), [one(1, 4), None]);
+        assert_eq!([fp8(One, 1, [1, 8960, 1536]), fp8(One, 1, [1, 12288, 4096])], [deep(1, 3), None]);
+        assert_eq!([fp8(OneDeep, 1, [1, 8192, 28672]), fp8(One, 1, [1, 4096, 4096])], [None, deep(1, 3)]);
+        // More rounds of blocks.
+        assert_eq!([fp8(One, 2, [1, 18944, 3584]), fp8(One, 4, [1, 10240, 5120])], [one(2, 6), deep(4, 4)]);
+        assert_eq!([1, 16].map(|m| fp8(One, 1, [m, 32768, 512])), [one(1, 6), one(1, 5)]);
+        assert_eq!([1, 16].map(|m| fp8(OneDeep, 2, [m, 57344, 8192])), [deep(2, 4), deep(2, 3)]);
         // More rows: a multiprocessor has one block of two warpgroups, and two deep ones.
         let many = |block, split, [n, k]: [usize; 2]| of(block, split, [20, n, k]).unwrap().0;
         assert_eq!([many(One, 8, [2112, 7168]), many(One, 4, [4096, 7168])], [config(One, 8), config(One, 4)]);
@@ -193,7 +277,6 @@ mod tests {
         assert_eq!([many(One, 8, [2112, 16384]), many(One, 2, [6144, 2048])], [config(One, 8), config(OneDeep, 2)]);
         assert_eq!([many(One, 2, [7168, 2048]), many(One, 4, [4096, 14336])], [config(Two, 1), config(Two, 2)]);
         assert_eq!(of(Eight, 2, [3, 5120, 8192]), Some((config(Eight, 2), 1)), "uneven");
-        assert_eq!(of(One, 1, [1, 32768, 512]), Some((config(One, 1), 4)));
         assert_eq!(
             [2, 3].map(|m| of(Eight, 2, [m, 4096, 7168])),
             [Some((config(Narrow, 1), 1)), Some((config(Eight, 2), 0))]
@@ -205,5 +288,27 @@ mod tests {
         assert_eq!(of(Four, 1, [16, 24576, 1536]), Some((config(Four, 1), 1)), "many rounds of blocks");
         assert_eq!(of(Four, 2, [16, 7168, 2048]), Some((config(Four, 2), 1)));
         assert_eq!(of(Tile, 4, [32, 7168, 2048]), None);
+    }
+
+    /// Outside of chains, in the same record.
+    #[test]
+    fn other_blocks_are_as_fast() {
+        use SmallMBlock::{Eight, One, OneDeep, Two};
+        let of = |block, split, mnk| {
+            let fast = SmallMConfig::new(block, split).unwrap().as_fast(mnk, 132)?;
+            Some((fast.block(), fast.split()))
+        };
+        // One block for each multiprocessor, or two, with a longer walk of more rows.
+        assert_eq!([1, 16].map(|m| of(One, 8, [m, 576, 7168])), [Some((OneDeep, 8)); 2]);
+        assert_eq!([8, 16].map(|m| of(One, 4, [m, 4096, 7168])), [Some((Two, 2)), None]);
+        assert_eq!([1, 16].map(|m| of(One, 4, [m, 4096, 11008])), [Some((Two, 2)); 2]);
+        assert_eq!([1, 16].map(|m| of(One, 8, [m, 1280, 8192])), [Some((OneDeep, 8)); 2]);
+        assert_eq!([of(One, 8, [1, 2112, 7168]), of(One, 4, [1, 4096, 2048])], [None; 2], "short");
+        // Three.
+        assert_eq!([1, 16].map(|m| of(One, 2, [m, 10240, 5120])), [Some((OneDeep, 2)), None]);
+        assert_eq!([of(One, 4, [1, 4608, 4608]), of(One, 2, [1, 9216, 9216])], [None; 2], "short; fewer on some");
+        // Other parts, more rows, other weights.
+        assert_eq!([of(Two, 8, [1, 576, 7168]), of(One, 8, [17, 576, 7168])], [None; 2]);
+        assert_eq!(of(Eight, 2, [1, 4096, 7168]), None);
     }
 }

@@ -53,8 +53,8 @@ named!(
 /// What a launch must know of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Mirror of the table in `kernels/gemm/small_m_fp8.cu`: warpgroups; times 128 of k, a stage of the ring; stages.
-    E4m3 { warpgroups: usize, steps: usize, stages: usize },
+    /// Mirror of the table in `kernels/gemm/small_m_fp8.cu`: warpgroups; times 128 of k, a stage of the ring; stages with at most eight rows of A, and with more.
+    E4m3 { warpgroups: usize, steps: usize, stages: [usize; 2] },
     /// Mirror of the table in `kernels/gemm/small_m_e2m1.cu`: times 16 rows of B; warps; steps of codes on their way; blocks on a multiprocessor with at most
     /// eight rows of A, and with more.
     E2m1 { pairs: usize, warps: usize, stages: usize, residents: [usize; 2] },
@@ -80,9 +80,9 @@ impl SmallMBlock {
 
     pub(super) fn shape(self) -> Shape {
         match self {
-            Self::One => Shape::E4m3 { warpgroups: 1, steps: 1, stages: 4 },
-            Self::OneDeep => Shape::E4m3 { warpgroups: 1, steps: 2, stages: 3 },
-            Self::Two => Shape::E4m3 { warpgroups: 2, steps: 1, stages: 5 },
+            Self::One => Shape::E4m3 { warpgroups: 1, steps: 1, stages: [4, 4] },
+            Self::OneDeep => Shape::E4m3 { warpgroups: 1, steps: 2, stages: [3, 3] },
+            Self::Two => Shape::E4m3 { warpgroups: 2, steps: 1, stages: [6, 5] },
             Self::Four => Shape::E2m1 { pairs: 2, warps: 4, stages: 2, residents: [6, 4] },
             Self::Eight => Shape::E2m1 { pairs: 2, warps: 8, stages: 2, residents: [3, 2] },
             Self::Sixteen => Shape::E2m1 { pairs: 2, warps: 16, stages: 1, residents: [1, 1] },
@@ -153,7 +153,14 @@ impl SmallMBlock {
     /// whose place sums arrive; of E4M3 and few rows of A they have one of their own. Mirror of `SmallMConfig`, `SmallME2m1Config` and `SmallMTileConfig` in `kernels/gemm/`.
     pub(super) fn shared(self, tokens: usize) -> u32 {
         let stages = match self.shape() {
-            Shape::E4m3 { stages, .. } | Shape::E2m1 { stages, .. } | Shape::Tile { stages, .. } => stages,
+            Shape::E4m3 { stages: [few, more], .. } => {
+                if tokens <= 8 {
+                    few
+                } else {
+                    more
+                }
+            }
+            Shape::E2m1 { stages, .. } | Shape::Tile { stages, .. } => stages,
         };
         self.shared_with_stages(stages, tokens)
     }
@@ -163,7 +170,7 @@ impl SmallMBlock {
         let bytes = match self.shape() {
             Shape::E4m3 { warpgroups, steps, .. } => {
                 let step = (E4M3_ROWS + tokens) * 128 + tokens * 4 + 16;
-                1024 + warpgroups * (stages * steps * step + E4M3_ROWS * tokens * 4) + 16
+                warpgroups * (stages * steps * step + E4M3_ROWS * tokens * 4) + 16
             }
             Shape::E2m1 { pairs, warps, .. } => {
                 // Of a warp's rows 64 bytes of codes, and the block scales of four of them 32 times.

@@ -141,12 +141,12 @@ impl OneRow {
         Some(Self::by(deep, self.config, self.codes, nk)).filter(|deep| deep.residents >= 2)
     }
 
-    /// Whether more steps on their way are faster: where all are before the wait, of at most two blocks on a multiprocessor, or half of them, of so many blocks that they fill it (H200, 2026-11, the records of one row and of links:
-    /// `nvfp4`, 7168 x 2048 4.3 us for 5.2, 8192 x 8192 13.2 for 14.3; of three blocks, 6144 x 4096, 7.3 for 6.3).
+    /// Whether more steps on their way are faster: where all are before the wait, of at most two blocks on a multiprocessor, or half of them, of so many blocks, too, or of as many as fill it (H200, 2026-11, the records of one row, of
+    /// links and of paced links: `nvfp4`, 7168 x 2048 4.1 us for 5.2, 4096 x 7168 6.3 for 8.1, 8192 x 8192 12.5 for 14.3; of three blocks, 6144 x 4096, 7.3 for 6.3).
     fn is_deep(&self, deep: &Self, sm_count: usize) -> bool {
         let (all, half) = (self.stages + 1..=deep.stages, deep.stages + 1..=2 * deep.stages);
-        let fills = 5 * deep.blocks() >= 4 * deep.residents * sm_count;
-        let pays = all.contains(&self.steps) && deep.blocks() <= 2 * sm_count || half.contains(&self.steps) && fills;
+        let (few, fills) = (deep.blocks() <= 2 * sm_count, 5 * deep.blocks() >= 4 * deep.residents * sm_count);
+        let pays = all.contains(&self.steps) && few || half.contains(&self.steps) && (few || fills);
         pays && deep.at_once(sm_count)
     }
 
@@ -367,12 +367,13 @@ mod tests {
         use SmallMBlock::{Eight, Four, Narrow};
         let stages = |block, split, nk| link(CodeOrder::Published, block, split, nk).unwrap().2;
         assert_eq!([stages(Four, 1, [7168, 2048]), stages(Four, 2, [4096, 4096])], [4, 4]);
-        // Two steps, five steps, three rounds, three blocks on a multiprocessor; and blocks that have no other.
-        let others = [[7168, 1024], [7168, 2560], [32768, 2048], [12288, 2048]];
-        assert_eq!(others.map(|nk| stages(Four, 1, nk)), [2; 4]);
-        // Eight steps of blocks that fill the GPU, and of fewer.
+        // Two steps, three rounds, three blocks on a multiprocessor; and blocks that have no other.
+        let others = [[7168, 1024], [32768, 2048], [12288, 2048]];
+        assert_eq!(others.map(|nk| stages(Four, 1, nk)), [2; 3]);
+        // Up to eight steps of two blocks on a multiprocessor, or of blocks that fill the GPU; and of others.
+        assert_eq!([stages(Four, 1, [7168, 3072]), stages(Four, 2, [4096, 7168])], [4; 2]);
         assert_eq!([stages(Four, 1, [14336, 4096]), stages(Four, 1, [12288, 4096])], [4, 2]);
-        assert_eq!([stages(Eight, 1, [4096, 7168]), stages(Narrow, 1, [2112, 7168])], [2; 2]);
+        assert_eq!([stages(Eight, 2, [4096, 7168]), stages(Narrow, 1, [2112, 7168])], [2; 2]);
         let releases = |block, split, nk: [usize; 2]| {
             let config = SmallMConfig::new(block, split).unwrap();
             OneRow::link_of(config, CodeOrder::Published, [1, nk[0], nk[1]], H200).unwrap().place(H200).1
