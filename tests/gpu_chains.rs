@@ -104,17 +104,22 @@ fn every_block_of_e2m1_weights_is_a_link() {
     });
 }
 
-/// The same of every block of FP8, by splits that are links as they are, and of rings that are not filled once: weights of the first stages come in groups of copies of their own.
+/// The same of every block of FP8, and of parts of k that have no stage, one, as many as the ring has and more: weights of the first stages come in groups of copies of their own, and some of them in turn.
 #[test]
 fn every_block_of_fp8_is_a_link() {
     alone(|| {
         let Some(handle) = hopper() else { return };
         use SmallMBlock::{One, OneDeep, Two};
         let rows = (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
-        // 17 and 32 times 128 of k.
-        let short = [(One, 4), (OneDeep, 4), (Two, 4), (Two, 8)];
-        for (n, configs) in [(2112, short), (4096, [(One, 2), (OneDeep, 2), (Two, 2), (OneDeep, 2)])] {
-            for (m, (a, b)) in [(1, BLOCKS), (16, BLOCKS), (8, rows)] {
+        // 9, 17, 32 and 48 times 128 of k.
+        let cases = [
+            (1152, [(Two, 8), (OneDeep, 8), (One, 8), (Two, 4)]),
+            (2112, [(One, 8), (OneDeep, 4), (Two, 4), (Two, 8)]),
+            (4096, [(One, 8), (OneDeep, 2), (Two, 2), (Two, 8)]),
+            (6144, [(One, 8), (Two, 8), (One, 4), (Two, 8)]),
+        ];
+        for (n, configs) in cases {
+            for (m, (a, b)) in [(1, BLOCKS), (16, BLOCKS), (8, rows), (20, BLOCKS)] {
                 let mut net = Net::new(&handle, m, n, &[By::Quantized(a, b)], 120, 24);
                 for (i, layer) in net.layers.iter_mut().enumerate() {
                     let (block, split) = configs[i % 4];
@@ -140,13 +145,13 @@ fn fp8_links_of_uneven_blocks_and_of_rounds() {
         let Some(handle) = hopper() else { return };
         use SmallMBlock::{One, OneDeep, Two};
         let of = |(block, split): (SmallMBlock, u32)| SmallMConfig::new(block, split).unwrap();
-        let rounds = ((OneDeep, 8), (OneDeep, 8));
+        let rounds = ((OneDeep, 8), (One, 8));
         let uneven = [((One, 4), (OneDeep, 4)), ((One, 2), (OneDeep, 2)), ((One, 8), (One, 8)), rounds];
         let cases = [
             (1, 4096, vec![rounds]),
             (1, 5120, uneven.to_vec()),
             (16, 5120, uneven.to_vec()),
-            (8, 6144, vec![((One, 4), (Two, 2)), ((One, 8), (Two, 4))]),
+            (8, 6144, vec![((One, 4), (Two, 2)), ((One, 8), (One, 8))]),
             (16, 6144, vec![((One, 4), (Two, 2)), ((One, 8), (One, 8))]),
         ];
         for (m, n, configs) in cases {
