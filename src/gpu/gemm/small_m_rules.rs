@@ -153,6 +153,13 @@ fn splits_e4m3(split: usize, [m, n]: [usize; 2], sm_count: usize) -> bool {
     blocks <= on_sm * sm_count * 15 / 16
 }
 
+/// Whether blocks of whole rows of B with a long walk come first, of which a multiprocessor has three or four: four parts of k are as fast outside of chains (0.94 to 1.02 of the time), and in them, where such blocks gain little, 0.89 to 0.96 (27648 x 5120 32.5 us for
+/// 35.2, m = 1, 35.1 for 38.5, m = 16: H200, 2026-11, the record of paced links).
+fn is_long_whole(first: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> bool {
+    let whole = (first.block(), first.split()) == (SmallMBlock::One, 1) && m <= 16;
+    whole && k.div_ceil(128) >= 28 && first.block().tiles(n) > 3 * sm_count
+}
+
 /// The configurations that multiply m rows of these operands, whose weights lie in this order, the one that should be fastest first. Of FP8: where even unsplit blocks outnumber their
 /// places, and a walk is long, deep ones with a half of k leave the least idle at the end.
 pub(crate) fn order(operands: SmallMOperands, codes: CodeOrder, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
@@ -165,6 +172,9 @@ pub(crate) fn order(operands: SmallMOperands, codes: CodeOrder, mnk: [usize; 3],
     let fp8 = operands == SmallMOperands::Fp8;
     if fp8 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One.residents(m), 1, sm_count) {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
+    }
+    if fp8 && all.first().is_some_and(|first| is_long_whole(*first, mnk, sm_count)) {
+        all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::One, 4));
     }
     if let Some(fast) = all.first().and_then(|config| config.as_fast(mnk, sm_count)) {
         all.sort_by_key(|config| *config != fast);
@@ -258,6 +268,24 @@ mod tests {
     type Case = ([usize; 3], &'static [(SmallMBlock, u32)]);
 
     /// Microseconds of the fastest, and of those within 5 % of it.
+    #[test]
+    fn long_walks_of_whole_rows_are_cut() {
+        use SmallMBlock::{One, OneDeep, Two};
+        let first = |[m, n, k]: [usize; 3]| {
+            let first = order(SmallMOperands::Fp8, CodeOrder::Published, [m, n, k], 132)[0];
+            (first.block(), first.split())
+        };
+        assert_eq!([1, 16].map(|m| first([m, 27648, 5120])), [(One, 4); 2]);
+        assert_eq!([1, 16].map(|m| first([m, 29568, 8192])), [(One, 4); 2]);
+        // More rows; fewer blocks, of which three stand on a multiprocessor; a short walk; more blocks than places.
+        assert_eq!([first([17, 27648, 5120]), first([16, 22016, 4096])], [(OneDeep, 2), (One, 1)]);
+        assert_eq!([first([1, 22016, 4096]), first([1, 28672, 2048])], [(OneDeep, 1), (One, 1)]);
+        assert_eq!([1, 16].map(|m| first([m, 57344, 8192])), [(OneDeep, 2); 2]);
+        // Blocks of as many parts that are faster.
+        assert_eq!([1, 16].map(|m| first([m, 4096, 11008])), [(Two, 2); 2]);
+        assert_eq!([first([1, 576, 7168]), first([16, 4096, 7168])], [(OneDeep, 8), (One, 4)]);
+    }
+
     #[test]
     fn what_was_fastest_comes_first() {
         use SmallMBlock::{One, OneDeep, Two};

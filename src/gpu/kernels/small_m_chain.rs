@@ -133,9 +133,10 @@ impl Link {
         if let Some(even) = even.filter(|even| steps >= 7 && self.clusters_at_once(*even)) {
             return Some(even);
         }
-        // More than one round of either.
+        // More than one round of either, and of these not many, or of clusters of two.
         let more = one.block().tiles(self.n) > clusters_at_once(ONE_AT_ONCE, one.split() as usize, self.sm_count);
-        Some(if steps >= 10 && more { deep } else { one })
+        let rounds = more && (one.split() == 2 || blocks <= 8 * self.sm_count);
+        Some(if steps >= 10 && rounds { deep } else { one })
     }
 
     /// Whether two warpgroups take as many steps together that they gain by it, of blocks of which a multiprocessor has two at most.
@@ -267,6 +268,7 @@ mod tests {
         assert_eq!([fp8(OneDeep, 1, [1, 8192, 28672]), fp8(One, 1, [1, 4096, 4096])], [None, deep(1, 3)]);
         // More rounds of blocks.
         assert_eq!([fp8(One, 2, [1, 18944, 3584]), fp8(One, 4, [1, 10240, 5120])], [one(2, 6), deep(4, 4)]);
+        assert_eq!([1, 16].map(|m| fp8(One, 4, [m, 27648, 5120])), [one(4, 6), one(4, 5)]);
         assert_eq!([1, 16].map(|m| fp8(One, 1, [m, 32768, 512])), [one(1, 6), one(1, 5)]);
         assert_eq!([1, 16].map(|m| fp8(OneDeep, 2, [m, 57344, 8192])), [deep(2, 4), deep(2, 3)]);
         // More rows: a multiprocessor has one block of two warpgroups, and two deep ones.
