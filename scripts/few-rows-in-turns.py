@@ -21,6 +21,7 @@ chains, and in one, where weights are loaded before the wait. (The library's cha
 import argparse
 import ctypes
 import json
+import math
 import os
 import re
 import statistics
@@ -325,8 +326,9 @@ def compare(gpu, layer, ways):
             got = gpu.read(layer.d, 4 * layer.m * layer.n)
             whose, bits = first.setdefault(parts, (kernel, got))
             words = f"{kernel.label}, split {split}, {layer.m} x {layer.n} x {layer.k}"
-            if not any(got) or 0xFFFFFFFF in memoryview(got).cast("I"):
-                sys.exit(f"{words}: D is not all written, or zero")
+            # All operands are finite, and what is not written is none: kernels that all read before their copies have come agree in NaN.
+            if not any(got) or not all(map(math.isfinite, memoryview(got).cast("f"))):
+                sys.exit(f"{words}: D is not all written, not finite, or zero")
             if bits != got:
                 sys.exit(f"{words}: other bits than {whose.label}, in {parts} parts of k")
         compared += whose is not kernel

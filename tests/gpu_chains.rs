@@ -23,6 +23,7 @@ mod told;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use common::{Noise, bytes_of, values_of};
 use foreign::*;
 use hazards::alone;
 use net::*;
@@ -133,6 +134,70 @@ fn every_block_of_fp8_is_a_link() {
                 // The first quantizer follows nothing that is known.
                 assert_eq!(links, [120, 119], "{words}");
                 net.check(&handle, &graph, &want, &words);
+            }
+        }
+    });
+}
+
+/// Parts of k of three to seven stages, one each, in rings that are not filled, filled, and filled once more: of few columns, to which alone blocks of two warpgroups with so few of them are given. The sum of all before is in
+/// the residual.
+#[test]
+fn fp8_links_of_few_columns_and_stages() {
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        use SmallMBlock::{OneDeep, Two};
+        const LAYERS: usize = 24;
+        let (n, (a, b)) = (576, BLOCKS);
+        let configs = [(Two, 8), (OneDeep, 8)].map(|(block, split)| SmallMConfig::new(block, split).unwrap());
+        let mut rng = Noise::new(202);
+        // 3.5, 4.5, 5.5 and 6.5 stages in each of 16 parts, and 4 to 7 deep ones in each of eight.
+        for k in [7168, 9216, 11264, 13312] {
+            let noise: Vec<f32> = (0..n * k + 8 * LAYERS).map(|_| rng.normal()).collect();
+            let noise = handle.stream().clone_htod(&bytes_of(DType::Bf16, &noise)).unwrap();
+            let weights: Vec<_> = (0..LAYERS)
+                .map(|i| {
+                    let x = MatRef::new(noise.slice(i * 16..i * 16 + n * k * 2), DType::Bf16, n, k).unwrap();
+                    handle.quantize(&x, Recipe::new(b)).unwrap()
+                })
+                .collect();
+            for m in [1, 8, 9, 16, 17, 32] {
+                let x: Vec<f32> = (0..m * k).map(|_| rng.normal()).collect();
+                let x = handle.upload(&bytes_of(DType::Bf16, &x)).unwrap();
+                let x = handle.quantize(&MatRef::new(&x, DType::Bf16, m, k).unwrap(), Recipe::new(a)).unwrap();
+                let desc = GemmDesc::new(m, n, k, a, b, DType::Bf16);
+                let desc =
+                    desc.with_epilogue(scaled_gemm::Epilogue { residual: Some(DType::Bf16), ..Default::default() });
+                let mut plans = configs.map(|config| small_m_weights::planned(&handle, &desc, config));
+                plans.iter_mut().for_each(|plan| plan.prepare(&handle, &weights[0]).unwrap());
+                let mut values: Vec<_> = (0..=LAYERS).map(|_| handle.alloc(m * n * 2).unwrap()).collect();
+                let reset = |values: &mut [DeviceBuffer]| {
+                    for (i, value) in values.iter_mut().enumerate() {
+                        handle.write(&mut value.view_mut(), &vec![if i == 0 { 0u8 } else { 0xFF }; m * n * 2]).unwrap();
+                    }
+                };
+                let mut sums = |values: &mut [DeviceBuffer]| {
+                    (0..LAYERS).try_for_each(|i| {
+                        let (residual, d) = in_and_out(values, i);
+                        let (residual, d) =
+                            (MatRef::new(residual, DType::Bf16, m, n)?, MatMut::new(d, DType::Bf16, m, n)?);
+                        let args = GemmArgs::new(&x, &weights[i], d).residual(residual);
+                        plans[i % 2].execute(&handle, args.alpha(1.0 / ((k * LAYERS) as f32).sqrt()))
+                    })
+                };
+                let read = |values: &[DeviceBuffer]| -> Vec<_> {
+                    values.iter().map(|value| handle.read_bytes(&value.view()).unwrap()).collect()
+                };
+                reset(&mut values);
+                sums(&mut values).unwrap();
+                let want = read(&values);
+                assert!(values_of(DType::Bf16, &want[LAYERS]).iter().any(|v| v.abs() > 0.1), "compares nothing");
+                let (graph, links) = links_of(|| handle.capture(|| handle.chain(|| sums(&mut values))).unwrap());
+                assert_eq!(links, [LAYERS, LAYERS - 1], "m = {m}, k = {k}");
+                for launch in 0..5 {
+                    reset(&mut values);
+                    handle.launch(&graph).unwrap();
+                    assert!(read(&values) == want, "m = {m}, k = {k}, launch {launch}");
+                }
             }
         }
     });

@@ -2,7 +2,7 @@
 //
 // The tensor core's 64 rows are rows of B, its columns the rows of A ("tokens"): m of them cost what eight do. A block takes 64 rows of
 // B, and its warpgroups parts of k; the blocks of a cluster take parts of k, too, so that every multiprocessor has its share of B. Each warpgroup
-// has a ring of stages of its own: B, A and scales for 128 of k, which its threads copy, RING - 1 stages ahead. Products of a stage are waited for,
+// has a ring of stages of its own: B, A and scales for 128 of k, which its threads copy, RING - 1 stages ahead (links of chains, with up to 16 rows, all of the ring before they multiply). Products of a stage are waited for,
 // and added times their scales to FP32 sums ("promotion": tensor cores keep some 14 bits of FP8 sums). At the end every block of the cluster takes an
 // equal part of the 64 rows, gets the sums of all parts of k through shared memory, adds them in the order of k, and finishes them. So the
 // order of sums depends on k, the split and the warpgroups alone, and a row of D has the same bits whatever stands beside it.

@@ -105,7 +105,7 @@ fn has_the_bits(
     }
 }
 
-/// The same as links of a chain, whose weights are loaded before the wait; and with four steps on their way where warps have three or four of them.
+/// The same as links of a chain, whose weights are loaded before the wait; and with four steps on their way where warps have three of them to eight, in turn from five on.
 #[test]
 fn links_have_the_bits_of_products_alone() {
     let Some(handle) = decoding() else { return };
@@ -115,9 +115,13 @@ fn links_have_the_bits_of_products_alone() {
         (2048, of(Four, 1), 4),
         (1568, of(Four, 1), 4),
         (1024, of(Four, 1), 2),
-        (2592, of(Four, 1), 2),
+        (2592, of(Four, 1), 4),
+        (4096, of(Four, 1), 4),
+        (4224, of(Four, 1), 2),
         (2112, of(Eight, 2), 2),
+        (4224, of(Eight, 2), 2),
         (2112, of(Narrow, 1), 2),
+        (4224, of(Narrow, 1), 2),
     ];
     for pair in OWN {
         for (k, config, stages) in cases {

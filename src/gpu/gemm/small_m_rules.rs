@@ -153,11 +153,16 @@ fn splits_e4m3(split: usize, [m, n]: [usize; 2], sm_count: usize) -> bool {
     blocks <= on_sm * sm_count * 15 / 16
 }
 
-/// Whether blocks of whole rows of B with a long walk come first, of which a multiprocessor has three or four: four parts of k are as fast outside of chains (0.94 to 1.02 of the time), and in them, where such blocks gain little, 0.89 to 0.96 (27648 x 5120 32.5 us for
-/// 35.2, m = 1, 35.1 for 38.5, m = 16: H200, 2026-11, the record of paced links).
-fn is_long_whole(first: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> bool {
-    let whole = (first.block(), first.split()) == (SmallMBlock::One, 1) && m <= 16;
-    whole && k.div_ceil(128) >= 28 && first.block().tiles(n) > 3 * sm_count
+/// Of FP8 and up to 16 rows: into how many parts k is cut instead where blocks of whole rows of B come first, of which a multiprocessor has three or four, with a long walk: four are as fast outside of chains (0.94 to 1.02 of the time), and in them, where such blocks gain
+/// little, take 0.89 to 0.96 (27648 x 5120 32.5 us for 35.2, m = 1, 35.1 for 38.5, m = 16). And eight where sixteen parts do that do not all have multiprocessors of their own, or have less than three steps (1536 x 7168 5.0 us for 5.2, in a chain 3.9 for 4.4). H200, 2026-11, the records of links and of
+/// paced links.
+fn other_parts(first: SmallMConfig, [n, k]: [usize; 2], sm_count: usize) -> Option<u32> {
+    let tiles = first.block().tiles(n);
+    match (first.block(), first.split()) {
+        (SmallMBlock::One, 1) if k.div_ceil(128) >= 28 && tiles > 3 * sm_count => Some(4),
+        (SmallMBlock::Two, 8) if 8 * tiles > sm_count || k.div_ceil(128) < 48 => Some(8),
+        _ => None,
+    }
 }
 
 /// The configurations that multiply m rows of these operands, whose weights lie in this order, the one that should be fastest first. Of FP8: where even unsplit blocks outnumber their
@@ -173,8 +178,9 @@ pub(crate) fn order(operands: SmallMOperands, codes: CodeOrder, mnk: [usize; 3],
     if fp8 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One.residents(m), 1, sm_count) {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
     }
-    if fp8 && all.first().is_some_and(|first| is_long_whole(*first, mnk, sm_count)) {
-        all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::One, 4));
+    let other = all.first().filter(|_| fp8 && m <= 16).and_then(|first| other_parts(*first, [n, k], sm_count));
+    if let Some(split) = other {
+        all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::One, split));
     }
     if let Some(fast) = all.first().and_then(|config| config.as_fast(mnk, sm_count)) {
         all.sort_by_key(|config| *config != fast);
@@ -269,7 +275,7 @@ mod tests {
 
     /// Microseconds of the fastest, and of those within 5 % of it.
     #[test]
-    fn long_walks_of_whole_rows_are_cut() {
+    fn other_parts_and_blocks_come_first() {
         use SmallMBlock::{One, OneDeep, Two};
         let first = |[m, n, k]: [usize; 3]| {
             let first = order(SmallMOperands::Fp8, CodeOrder::Published, [m, n, k], 132)[0];
@@ -283,7 +289,10 @@ mod tests {
         assert_eq!([1, 16].map(|m| first([m, 57344, 8192])), [(OneDeep, 2); 2]);
         // Blocks of as many parts that are faster.
         assert_eq!([1, 16].map(|m| first([m, 4096, 11008])), [(Two, 2); 2]);
-        assert_eq!([first([1, 576, 7168]), first([16, 4096, 7168])], [(OneDeep, 8), (One, 4)]);
+        assert_eq!([first([1, 1024, 4096]), first([16, 4096, 7168])], [(OneDeep, 8), (One, 4)]);
+        // Sixteen parts that have multiprocessors of their own, and that do not.
+        assert_eq!([1, 16].map(|m| first([m, 576, 7168])), [(Two, 8); 2]);
+        assert_eq!([1, 16].map(|m| first([m, 1536, 7168])), [(Two, 4), (One, 8)]);
     }
 
     #[test]

@@ -207,12 +207,13 @@ impl Link {
 /// Whether the blocks of the next kernel find places beside all of these, or where each of them ends. That some multiprocessors have fewer does not matter to E2M1 weights, for which the decoding counts, not the memory alone (H200, 2026-11, the
 /// record of links: of 89 configurations of published codes with 2 to 16 rows in which some have fewer chains take 0.92 of the time on average, 1.02 at worst; repacked, 2 x 5120 x 8192 in two parts of `eight`, 9.4 us for 10.6, 2 x 3072 x 7168 by `sixteen` 6.0 for 6.7).
 pub(super) fn finds_places(blocks: usize, places: usize, sm_count: usize) -> bool {
-    let each = blocks.div_ceil(sm_count);
+    let each = blocks.div_ceil(sm_count.max(1));
     each == places || 2 * each <= places
 }
 
 /// Whether multiprocessors have as many blocks each, or on average this part of what those have that have the most.
 pub(super) fn evenly(blocks: usize, sm_count: usize, [part, of]: [usize; 2]) -> bool {
+    let sm_count = sm_count.max(1);
     of * blocks >= part * blocks.div_ceil(sm_count) * sm_count
 }
 
@@ -234,6 +235,24 @@ mod tests {
             {
                 let Some((link, _)) = all.in_chain(mnk, 132) else { continue };
                 assert_eq!((parts(link), link.block().operands()), (parts(all), operands), "{all}");
+            }
+        }
+        // Whatever the GPU and the product are, in chains and outside of them.
+        let lengths = [8, 64, 576, 2112, 4096, 8448, 8456, 16896, 24576, 131_072, 1 << 30];
+        let products = lengths.into_iter().flat_map(|n| lengths.map(|k| [n, 2 * k])).filter(|[_, k]| *k <= 1 << 30);
+        for ([n, k], m, sm_count) in products
+            .flat_map(|nk| [1, 8, 9, 16, 17, 32].map(|m| (nk, m)))
+            .flat_map(|(nk, m)| [0, 1, 2, 78, 114, 132].map(|sm_count| (nk, m, sm_count)))
+        {
+            for own in SmallMConfig::all(SmallMOperands::Fp8) {
+                let link = own.in_chain([m, n, k], sm_count).map(|(link, left)| {
+                    assert!((3..=8).contains(&left), "{m} x {n} x {k}, {own}: {left} stages left");
+                    link
+                });
+                for other in link.into_iter().chain(own.as_fast([m, n, k], sm_count)) {
+                    assert_eq!(parts(other), parts(own), "{m} x {n} x {k}, {own}");
+                    assert_eq!(other.block().operands(), SmallMOperands::Fp8);
+                }
             }
         }
         let of = |block, split, mnk| config(block, split).in_chain(mnk, 132);
@@ -295,7 +314,7 @@ mod tests {
     /// Outside of chains, in the same record.
     #[test]
     fn other_blocks_are_as_fast() {
-        use SmallMBlock::{Eight, One, OneDeep, Two};
+        use SmallMBlock::{Four, One, OneDeep, Two};
         let of = |block, split, mnk| {
             let fast = SmallMConfig::new(block, split).unwrap().as_fast(mnk, 132)?;
             Some((fast.block(), fast.split()))
@@ -311,6 +330,6 @@ mod tests {
         assert_eq!([of(One, 4, [1, 4608, 4608]), of(One, 2, [1, 9216, 9216])], [None; 2], "short; fewer on some");
         // Other parts, more rows, other weights.
         assert_eq!([of(Two, 8, [1, 576, 7168]), of(One, 8, [17, 576, 7168])], [None; 2]);
-        assert_eq!(of(Eight, 2, [1, 4096, 7168]), None);
+        assert_eq!([of(One, 8, [1, 576, 7168]), of(Four, 2, [1, 576, 7168])], [Some((OneDeep, 8)), None]);
     }
 }
