@@ -7,8 +7,11 @@ A STATE is a folder with images, as nvcc makes them with the flags of build.rs:
         nvcc -std=c++17 --fmad=false --ftz=false --prec-div=true -Ikernels -arch=sm_90a -cubin -o STATE/$f.cubin kernels/gemm/$f.cu
     done
 
+(for the emulator -ptx -o STATE/$f.ptx in the place of -cubin and its file; of both the .cubin is taken)
+
 and, where its kernels are others, a few-rows.json in the form of the one beside this script, which counts else: of each image its kernels, with the weights that they multiply, the `least` and most rows of A
 (`tokens`), the `splits` of k that are tried, and their template's numbers: of `nvfp4` and `nvfp4-repacked` (with BF16 rows) `pairs`, `warps` and `stages`, of `fp8` (1x128 x 128x128) `warpgroups`, `steps` and `stages`.
+What the script cannot know is whether these numbers are those of the kernels: too large ones take more shared memory than is needed, and so time something else; too small ones end in an error of the driver, or wrong bits.
 `slack`: bytes of shared memory beside those that this script counts, as FP8 kernels had 1024 until 2026-11-30.
 `keeps_a`: the one row of A lies behind all else in shared memory, in 256 bytes for each 128 of k. `early`: with how many stages left an FP8 kernel of a chain releases the next, each of which is timed.
 Images that are not there are left out. Kernels that cut k into as many parts add in the same order, and must write the same bits: D is compared in FP32, in which another order shows.
@@ -34,6 +37,7 @@ SETS_BYTES, MOST_SETS = 640 << 20, 64
 CLUSTER, OVERLAP = 4, 6  # CUlaunchAttributeID
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 GPU_SHARED = 227 << 10
+MULTIPLES = {"fp8": 16, "nvfp4": 32, "nvfp4-repacked": 128}  # of k
 BF16, F32 = 0, 2  # types of D, kernels/gemm/finish.cuh
 # SmallMProblem and SmallMWeightsProblem.
 FP8_PROBLEM = "<13I2f4x9Q"
@@ -52,12 +56,16 @@ class Config(ctypes.Structure):
 
 
 class Gpu:
+    last = None  # what was launched
+
     def __init__(self):
         library = os.environ.get("SCALED_GEMM_LIBCUDA", "libcuda.so.1")
         try:
             self.driver = ctypes.CDLL(library)
         except OSError as error:
             sys.exit(f"{library}: {error}; this wants a machine with an NVIDIA GPU, or, with --check, SCALED_GEMM_LIBCUDA")
+        if not hasattr(self.driver, "cuInit"):
+            sys.exit(f"{library}: is no driver of CUDA; SCALED_GEMM_LIBCUDA must be that of emulator/, or not be set")
         self("cuInit", 0)
         context = pointer()
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
@@ -65,10 +73,12 @@ class Gpu:
         self.stream = pointer()
         self("cuStreamCreate", ctypes.byref(self.stream), 1)
 
-    def __call__(self, name, *arguments):
+    def __call__(self, name, *arguments, what=None):
         status = getattr(self.driver, name)(*arguments)
+        self.last = what or self.last
         if status:
-            sys.exit(f"{name}: CUDA error {status}")
+            behind = f" (at or behind {self.last}: are the numbers in few-rows.json those of its kernels?)" if self.last else ""
+            sys.exit(f"{name}: CUDA error {status}{behind}")
 
     def memory(self, size):
         at = u64()
@@ -94,7 +104,11 @@ class Gpu:
 
     def module(self, path):
         found = pointer()
-        status = self.driver.cuModuleLoadData(ctypes.byref(found), path.read_bytes() + b"\0")
+        try:
+            image = path.read_bytes()
+        except OSError as error:
+            sys.exit(str(error))
+        status = self.driver.cuModuleLoadData(ctypes.byref(found), image + b"\0")
         if status:
             sys.exit(f"{path}: the driver does not load it (CUDA error {status}); compile it for the GPU that is here")
         return found
@@ -106,13 +120,13 @@ class Gpu:
             sys.exit(f"{path}: has no kernel {name} (CUDA error {status}); give the state the few-rows.json of its kernels")
         return found
 
-    def launch(self, kernel, grid, threads, cluster, shared, problem):
+    def launch(self, kernel, grid, threads, cluster, shared, problem, what):
         attributes = (Attribute * 2)()
         attributes[0].id, attributes[0].value[0] = OVERLAP, 1
         attributes[1].id, attributes[1].value[:3] = CLUSTER, (cluster, 1, 1)
         config = Config(grid=(grid, 1, 1), block=(threads, 1, 1), shared=shared, stream=self.stream, attributes=attributes, number=1 + (cluster > 1))
         argument = ctypes.create_string_buffer(problem, len(problem))
-        self("cuLaunchKernelEx", ctypes.byref(config), kernel, (pointer * 1)(ctypes.cast(argument, pointer)), None)
+        self("cuLaunchKernelEx", ctypes.byref(config), kernel, (pointer * 1)(ctypes.cast(argument, pointer)), None, what=what)
 
     def graph(self, calls):
         self("cuStreamBeginCapture_v2", self.stream, 1)
@@ -228,7 +242,7 @@ class Kernel:
         self.early = said.get("early", [1])
 
     def serves(self, weights, m, n, k, split):
-        said, multiple = self.said, {"fp8": 16, "nvfp4": 32, "nvfp4-repacked": 128}[weights]
+        said, multiple = self.said, MULTIPLES[weights]
         served = said["weights"] == weights and k % multiple == 0 and said["least"] <= m <= said["tokens"] and split in said["splits"]
         return served and -(-k // 128) >= split * self.shape.parts // 4 and self.shape.shared(k, split) <= GPU_SHARED
 
@@ -237,7 +251,8 @@ class Kernel:
         if shared > self.most:
             self.gpu("cuFuncSetAttribute", self.kernel, MOST_SHARED, shared)
             self.most = shared
-        self.gpu.launch(self.kernel, self.shape.blocks(layer.n) * split, self.shape.threads, split, shared, layer.problem(split, releases, d_type))
+        self.gpu.launch(self.kernel, self.shape.blocks(layer.n) * split, self.shape.threads, split, shared, layer.problem(split, releases, d_type),
+                        f"{self.label}, split {split}, {layer.m} x {layer.n} x {layer.k}, {shared} bytes of shared memory")
 
 
 def number(text):
@@ -251,6 +266,8 @@ def numbers(text):
 
 
 def shapes(text):
+    if not re.fullmatch("[0-9]+x[0-9]+(,[0-9]+x[0-9]+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of n x k as 4096x7168,7168x2048")
     found = [[number(x) for x in shape.split("x")] for shape in text.split(",")]
     if any(len(shape) != 2 or shape[0] % 8 or shape[1] % 16 for shape in found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of n x k as 4096x7168, n a multiple of 8 and k of 16")
@@ -261,9 +278,38 @@ def kernels_of(state):
     own = state / "few-rows.json"
     path = own if own.exists() else Path(__file__).with_name("few-rows.json")
     try:
-        return json.loads(path.read_text())
+        table = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         sys.exit(f"{path}: {error}")
+    if wrong := wrong_in(table):
+        sys.exit(f"{path}: {wrong}; {Path(__file__).with_name('few-rows.json')} has the form")
+    return table
+
+
+NUMBERS = {"fp8": ["warpgroups", "steps", "stages"]} | dict.fromkeys(("nvfp4", "nvfp4-repacked"), ["pairs", "warps", "stages"])
+
+
+def wrong_in(table):
+    """What is wrong in a few-rows.json, if anything."""
+    if not isinstance(table, list) or not table or not all(isinstance(image, dict) and isinstance(image.get("image"), str) and isinstance(image.get("kernels"), list) for image in table):
+        return 'is no list of {"image": NAME, "kernels": [...]}'
+    count = lambda x: type(x) is int and 0 < x < 1 << 20
+    for image, said in ((image["image"], said) for image in table for said in image["kernels"]):
+        if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("label", "name")):
+            return f"a kernel of {image} has no label or no name"
+        if said.get("weights") not in NUMBERS:
+            return f"{said['name']}: weights are none of {', '.join(NUMBERS)}"
+        needed = ["least", "tokens", *NUMBERS[said["weights"]]]
+        if missing := [key for key in needed if not count(said.get(key))]:
+            return f"{said['name']}: {', '.join(missing)} must be a number above 0"
+        lists = {"splits": said.get("splits"), "early": said.get("early", [1])}
+        if wrong := [key for key, found in lists.items() if not isinstance(found, list) or not found or not all(x == 0 and key == "early" or count(x) for x in found)]:
+            return f"{said['name']}: {', '.join(wrong)} must be a list of numbers"
+        if any(split not in (1, 2, 4, 8) for split in said["splits"]):
+            return f"{said['name']}: splits are of 1, 2, 4 and 8"
+        if unknown := set(said) - {"label", "name", "weights", "splits", "early", "slack", "keeps_a", *needed}:
+            return f"{said['name']}: {', '.join(sorted(unknown))} is known to no one"
+    return None
 
 
 def image_of(state, name):
@@ -302,7 +348,10 @@ def main():
             for of in weights:
                 ways = [(kernel, split) for kernel in kernels for split in options.splits if kernel.serves(of, m, n, k, split)]
                 if not ways:
-                    print(f"{m} x {n} x {k} of {of}: no kernel serves it", file=sys.stderr)
+                    rows = [(kernel.said["least"], kernel.said["tokens"]) for kernel in kernels if kernel.said["weights"] == of]
+                    splits = sorted({split for kernel in kernels if kernel.said["weights"] == of for split in kernel.said["splits"]})
+                    print(f"{m} x {n} x {k} of {of}: no kernel serves it (of {min(rows)[0]} to {max(b for _, b in rows)} rows, splits {splits}, where k is a multiple of"
+                          f" {MULTIPLES[of]} with a step for each part, in {GPU_SHARED} bytes of shared memory)", file=sys.stderr)
                     continue
                 equal = case(gpu, options, pool, of, (m, n, k), ways)
                 compared += equal

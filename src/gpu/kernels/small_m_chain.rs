@@ -99,7 +99,7 @@ impl Link {
     }
 
     /// Of up to 16 rows, in the block of as many parts of k that is the fastest: deep ones where each multiprocessor has one at most, or three all stand at once; of those of two warpgroups, of which two do, a longer walk. What counts
-    /// is how much of B lies in shared memory when A comes. Made from all configurations at 46 shapes and m of 1 and 16, and mended at 17 others (H200, 2026-11, the record of paced links), where what is planned takes 1.004 of the
+    /// is how much of B lies in shared memory when A comes. Made from all configurations at 46 shapes and m of 1 and 16, and mended at 14 others (H200, 2026-11, the record of paced links), where what is planned takes 1.004 of the
     /// fastest link's time on average, and 0.85 to 0.87 of what it takes outside of chains.
     fn of_few(&self, config: SmallMConfig) -> Option<SmallMConfig> {
         let [one, deep, two] = self.of_parts(config);
