@@ -9,7 +9,7 @@ importable; DeepGEMM compiles its kernels before anything is timed, in 16 proces
 
 For each (m, n, k) and cadence the sides (DeepGEMM, and each formulation of ours) take turns for R rounds, every other round in the reverse order, and the median of a side's rounds counts.
 A turn is the same for all: three calls, a graph of so many calls as take 300 us at the peak of the GPU or longer (2 at least with pauses, 12 sustained, whole rounds over operands that
-exceed the L2 cache three times), untimed launches for 50 or 100 ms, then 7 launches with a pause after each or 9 back to back. A formulation of cuBLASLt that is 15 % behind its best
+exceed the L2 cache three times), untimed launches for 50 ms (back to back 100 ms, and 300 of products of 8 us or more, in which the limit of power settles: it takes a fourth of a second from a cool GPU), then 7 launches with a pause after each or 9 back to back. A formulation of cuBLASLt that is 15 % behind its best
 one after the first round has that round alone. With --configs the configurations of sm90 have a line each problem up to that m, in turns with one another and sm90, with pauses.
 
 Clock and power are nvidia-smi's during the last two thirds of a side's turns, each the median. After S seconds no new problem begins. The summary ends the record, and is made again by --summary, of
@@ -33,6 +33,8 @@ CLASSES = [("all", lambda m, n, k: True, 0.95), ("k >= 7168, m >= 1024", lambda 
            ("m <= 512", lambda m, n, k: m <= 512, 0.94)]
 LIBRARY = ("native", "repeated-scales")
 TIMINGS = {timing.cadence: timing for timing in (Timing("pauses", 2, 7, 50), Timing("sustained", 12, 9, 100))}
+# Milliseconds of warm-up of a product that takes at least so many microseconds, back to back.
+SETTLES, SETTLED = 8, 300
 # A formulation this much slower than cuBLASLt's best is timed once.
 BEHIND = 1.15
 LARGEST = 1 << 40
@@ -91,6 +93,8 @@ def measure(problem, bench, deepgemm, clock, rounds, say):
     except Exception as failure:
         lose("deepgemm", failure)
     for timing in TIMINGS.values():
+        if timing.cadence == "sustained" and shortest(*problem) >= SETTLES:
+            timing = timing._replace(warm_up=SETTLED)
         calls = calls_of(shortest(*problem), sets, timing)
         ours = {name: lambda way=way: bench.time([way], calls, timing)[0] for name, way in formulations.items()}
         others = {} if lost else {"deepgemm": lambda: deepgemm.time("deepgemm", calls, timing)}

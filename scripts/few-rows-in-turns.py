@@ -108,6 +108,8 @@ class Gpu:
             image = path.read_bytes()
         except OSError as error:
             sys.exit(str(error))
+        if not image.strip(b"\0\n "):
+            sys.exit(f"{path}: is empty; compile it anew")
         status = self.driver.cuModuleLoadData(ctypes.byref(found), image + b"\0")
         if status:
             sys.exit(f"{path}: the driver does not load it (CUDA error {status}); compile it for the GPU that is here")
@@ -325,6 +327,8 @@ def main():
     parser.add_argument("--layers", type=number, help="in the place of as many as pass the cache")
     parser.add_argument("states", nargs="+", type=Path, metavar="STATE")
     options = parser.parse_args()
+    if os.environ.get("SCALED_GEMM_EMULATED") and not options.check:
+        parser.error("an emulated GPU (SCALED_GEMM_EMULATED) has no times; --check compares what kernels write")
     tables = [(state, kernels_of(state)) for state in options.states]
     for state, table in tables:
         named = [image["image"] for image in table]
