@@ -271,7 +271,7 @@ def shapes(text):
     if not re.fullmatch("[0-9]+x[0-9]+(,[0-9]+x[0-9]+)*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of n x k as 4096x7168,7168x2048")
     found = [[number(x) for x in shape.split("x")] for shape in text.split(",")]
-    if any(len(shape) != 2 or shape[0] % 8 or shape[1] % 16 for shape in found):
+    if any(n % 8 or k % 16 for n, k in found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of n x k as 4096x7168, n a multiple of 8 and k of 16")
     return found
 

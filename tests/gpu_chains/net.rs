@@ -115,11 +115,7 @@ impl Net {
 
     /// What goes in, and poison in the place of what is stored.
     pub fn reset(&mut self, handle: &Handle) {
-        handle.write(&mut self.values[0].view_mut(), &self.x).unwrap();
-        let poison = vec![0xFFu8; self.m * self.n * 2];
-        for value in &mut self.values[1..] {
-            handle.write(&mut value.view_mut(), &poison).unwrap();
-        }
+        reset(handle, &mut self.values, &self.x);
     }
 
     pub fn layer(&mut self, handle: &Handle, i: usize) -> Result<(), Error> {
@@ -154,7 +150,7 @@ impl Net {
     }
 
     pub fn read(&self, handle: &Handle) -> Vec<Vec<u8>> {
-        self.values.iter().map(|value| handle.read_bytes(&value.view()).unwrap()).collect()
+        read(handle, &self.values)
     }
 
     /// What layer by layer stores, outside of graphs.
@@ -170,13 +166,37 @@ impl Net {
 
     /// A graph stores the same, at every launch.
     pub fn check(&mut self, handle: &Handle, graph: &CapturedGraph, want: &[Vec<u8>], words: &str) {
-        for launch in 0..5 {
-            self.reset(handle);
-            handle.launch(graph).unwrap();
-            let got = self.read(handle);
-            let wrong = got.iter().zip(want).position(|(got, want)| got != want);
-            assert_eq!(wrong, None, "{words}: the first value that differs in launch {launch}");
-        }
+        check(handle, graph, &mut self.values, &self.x, want, words);
+    }
+}
+
+/// See [`Net::reset`]: `x` goes in, and as much is poison in the place of each that is stored.
+pub fn reset(handle: &Handle, values: &mut [DeviceBuffer], x: &[u8]) {
+    handle.write(&mut values[0].view_mut(), x).unwrap();
+    let poison = vec![0xFFu8; x.len()];
+    for value in &mut values[1..] {
+        handle.write(&mut value.view_mut(), &poison).unwrap();
+    }
+}
+
+pub fn read(handle: &Handle, values: &[DeviceBuffer]) -> Vec<Vec<u8>> {
+    values.iter().map(|value| handle.read_bytes(&value.view()).unwrap()).collect()
+}
+
+/// See [`Net::check`].
+pub fn check(
+    handle: &Handle,
+    graph: &CapturedGraph,
+    values: &mut [DeviceBuffer],
+    x: &[u8],
+    want: &[Vec<u8>],
+    words: &str,
+) {
+    for launch in 0..5 {
+        reset(handle, values, x);
+        handle.launch(graph).unwrap();
+        let wrong = read(handle, values).iter().zip(want).position(|(got, want)| got != want);
+        assert_eq!(wrong, None, "{words}: the first value that differs in launch {launch}");
     }
 }
 

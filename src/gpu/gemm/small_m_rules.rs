@@ -2,7 +2,9 @@
 //! [`is_first_of_e4m3`]: where they are tried before all other ways. Pure.
 
 use crate::format::CodeOrder;
-use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMOperands, SmallMScales, clusters_at_once, most_rows};
+use crate::gpu::kernels::{
+    FEW_ROWS, SmallMBlock, SmallMConfig, SmallMOperands, SmallMScales, clusters_at_once, most_rows,
+};
 
 /// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next; `None` for blocks of decoded weights.
 fn step(block: SmallMBlock) -> Option<f64> {
@@ -178,7 +180,7 @@ pub(crate) fn order(operands: SmallMOperands, codes: CodeOrder, mnk: [usize; 3],
     if fp8 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One.residents(m), 1, sm_count) {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
     }
-    let other = all.first().filter(|_| fp8 && m <= 16).and_then(|first| other_parts(*first, [n, k], sm_count));
+    let other = all.first().filter(|_| fp8 && m <= FEW_ROWS).and_then(|first| other_parts(*first, [n, k], sm_count));
     if let Some(split) = other {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::One, split));
     }

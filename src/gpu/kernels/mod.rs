@@ -74,6 +74,7 @@ pub(crate) use sm90_groups::{Sm90Along, Sm90Groups};
 pub(crate) use sm90_maps::call_of;
 pub(crate) use sm90_maps::{Sm90Maps, Sm90MapsKey};
 pub(crate) use small_m::{SmallMCall, SmallMScales};
+pub(crate) use small_m_chain::FEW_ROWS;
 pub(crate) use small_m_codes::SmallMWeights;
 pub(crate) use small_m_config::most_rows;
 pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};

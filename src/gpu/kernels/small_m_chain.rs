@@ -30,11 +30,8 @@ impl SmallMConfig {
     }
 }
 
-/// Blocks of one warpgroup with up to 16 rows for which a multiprocessor has room.
-const ONE_AT_ONCE: usize = 5;
-
 /// Up to so many rows of A links of FP8 fill their rings before they multiply. (`PACED` of `kernels/gemm/small_m.cuh`.)
-const FEW_ROWS: usize = 16;
+pub(crate) const FEW_ROWS: usize = 16;
 
 /// A product, and a GPU's multiprocessors.
 struct Link {
@@ -91,11 +88,10 @@ impl Link {
         [SmallMBlock::One, SmallMBlock::OneDeep, SmallMBlock::Two].map(of)
     }
 
-    /// Whether deep blocks all stand at once. Clusters of four and eight that fit by number do not all find places (20 x 2112 x 7168 by clusters of four 12.5 us for 8.1; 16 x 2880 x 2880 by 45 of eight, of 46, 5.5 for 4.5).
+    /// Whether deep blocks all stand at once, of larger clusters some fewer than by that number (16 x 2880 x 2880 by 45 of eight, of 46, 5.5 us for 4.5).
     fn deep_fits(&self, deep: SmallMConfig) -> bool {
         let places = clusters_at_once(self.places(deep), deep.split() as usize, self.sm_count);
-        let tiles = deep.block().tiles(self.n);
-        if deep.split() < 4 { tiles <= places } else { 20 * tiles <= 19 * places }
+        self.clusters_at_once(deep) && (deep.split() < 4 || 20 * deep.block().tiles(self.n) <= 19 * places)
     }
 
     /// Of up to 16 rows, in the block of as many parts of k that is the fastest: deep ones where each multiprocessor has one at most, or three all stand at once; of those of two warpgroups, of which two do, a longer walk. What counts
@@ -105,37 +101,35 @@ impl Link {
         let [one, deep, two] = self.of_parts(config);
         let (Some(one), Some(deep)) = (one, deep) else { return two };
         let (blocks, steps) = (self.blocks(one), self.steps(one));
-        // With a very long walk, or one of whole rows of B of which the multiprocessors have one or two, nothing is gained.
+        // With a very long walk nothing is gained.
         if steps > 80 {
             return None;
         }
         if blocks <= self.sm_count {
             return Some(deep);
         }
-        let even = two.filter(|two| self.evenly(*two, [7, 10]));
-        if blocks <= 2 * self.sm_count {
-            return match (two, even) {
-                (None, _) if steps > 16 => None,
-                (None, _) => Some(if 2 * blocks <= 3 * self.sm_count { deep } else { one }),
-                (_, Some(even)) if self.is_long(blocks, steps) => Some(even),
-                (_, Some(_)) => Some(one),
-                (_, None) => Some(deep),
-            };
-        }
-        if self.deep_fits(deep) {
+        let two_each = blocks <= 2 * self.sm_count;
+        if !two_each && self.deep_fits(deep) {
             // A long walk in which some multiprocessors have fewer gains nothing (9216 x 9216 23.3 us, 22.8 alone).
             return Some(deep).filter(|deep| self.evenly(*deep, [4, 5]) || steps <= 24);
         }
-        if two.is_none() {
-            // A long walk of more rows gains nothing here (16 x 28672 x 4096 36.1 us, 33.6 alone).
-            return Some(one).filter(|_| steps <= 16 || (self.m <= 8 && blocks > 3 * self.sm_count));
+        let Some(two) = two else {
+            // Of whole rows of B a long walk gains nothing, but for few rows of A and many blocks (16 x 28672 x 4096 36.1 us, 33.6 alone).
+            let gains = steps <= 16 || (self.m <= 8 && blocks > 3 * self.sm_count);
+            let link = if 2 * blocks <= 3 * self.sm_count { deep } else { one };
+            return Some(link).filter(|_| gains);
+        };
+        let even = self.evenly(two, [7, 10]);
+        if two_each {
+            let of_even = if self.is_long(blocks, steps) { two } else { one };
+            return Some(if even { of_even } else { deep });
         }
-        if let Some(even) = even.filter(|even| steps >= 7 && self.clusters_at_once(*even)) {
-            return Some(even);
+        if even && steps >= 7 && self.clusters_at_once(two) {
+            return Some(two);
         }
         // More than one round of either, and of these not many, or of clusters of two.
-        let more = one.block().tiles(self.n) > clusters_at_once(ONE_AT_ONCE, one.split() as usize, self.sm_count);
-        let rounds = more && (one.split() == 2 || blocks <= 8 * self.sm_count);
+        let at_once = clusters_at_once(one.block().have_memory(self.m), one.split() as usize, self.sm_count);
+        let rounds = one.block().tiles(self.n) > at_once && (one.split() == 2 || blocks <= 8 * self.sm_count);
         Some(if steps >= 10 && rounds { deep } else { one })
     }
 
@@ -153,7 +147,8 @@ impl Link {
         }
         if blocks <= 2 * self.sm_count {
             let long = if self.m <= 8 { self.is_long(blocks, steps) } else { steps >= 16 };
-            return if self.evenly(two?, [7, 10]) { two.filter(|_| long) } else { Some(deep) };
+            let two = two?;
+            return if self.evenly(two, [7, 10]) { Some(two).filter(|_| long) } else { Some(deep) };
         }
         Some(deep).filter(|deep| self.m <= 8 && steps >= 12 && self.deep_fits(*deep) && self.evenly(*deep, [4, 5]))
     }

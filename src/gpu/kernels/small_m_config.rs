@@ -153,13 +153,7 @@ impl SmallMBlock {
     /// whose place sums arrive; of E4M3 and few rows of A they have one of their own. Mirror of `SmallMConfig`, `SmallME2m1Config` and `SmallMTileConfig` in `kernels/gemm/`.
     pub(super) fn shared(self, tokens: usize) -> u32 {
         let stages = match self.shape() {
-            Shape::E4m3 { stages: [few, more], .. } => {
-                if tokens <= 8 {
-                    few
-                } else {
-                    more
-                }
-            }
+            Shape::E4m3 { stages, .. } => stages[usize::from(tokens > 8)],
             Shape::E2m1 { stages, .. } | Shape::Tile { stages, .. } => stages,
         };
         self.shared_with_stages(stages, tokens)
@@ -194,11 +188,16 @@ impl SmallMBlock {
         }
     }
 
-    /// Blocks on a multiprocessor. Those of E4M3 share its 228 KiB, of which each takes one more; four at the most, as they were measured. Those of E2M1 have
+    /// Blocks for which a multiprocessor has shared memory: 228 KiB, of which each takes one more than it asks for.
+    pub(super) fn have_memory(self, m: usize) -> usize {
+        (228 << 10) / (self.shared(self.tokens(m)) as usize + 1024)
+    }
+
+    /// Blocks on a multiprocessor. Those of E4M3 share its memory; four at the most, as they were measured. Those of E2M1 have
     /// registers for so many.
     pub(crate) fn residents(self, m: usize) -> usize {
         match self.shape() {
-            Shape::E4m3 { .. } => ((228 << 10) / (self.shared(self.tokens(m)) as usize + 1024)).min(4),
+            Shape::E4m3 { .. } => self.have_memory(m).min(4),
             Shape::E2m1 { residents: [few, more], .. } => {
                 if m <= 8 {
                     few
@@ -355,6 +354,7 @@ mod tests {
         assert_eq!([1, 8, 9, 16, 17, 64].map(|m| SmallMBlock::TileE4m3.residents(m)), [3, 3, 3, 3, 3, 2]);
         assert_eq!([1, 9, 16, 17, 33].map(|m| SmallMBlock::TileE4m3.tokens(m)), [8, 16, 16, 32, 64]);
         assert_eq!(residents(SmallMBlock::One), [4, 4, 4, 3]);
+        assert_eq!([1, 8, 16, 32].map(|m| SmallMBlock::One.have_memory(m)), [5, 5, 5, 3]);
         assert_eq!(residents(SmallMBlock::OneDeep), [3, 3, 3, 2]);
         assert_eq!(residents(SmallMBlock::Two), [2, 2, 2, 1]);
         assert_eq!(residents(SmallMBlock::Four), [6, 6, 4, 4]);
