@@ -449,7 +449,7 @@ class WrongUse(unittest.TestCase):
         kernels = {image["image"]: image["kernels"] for image in json.loads((HERE / "few-rows.json").read_text())}
         for image, keys in (("small_m_fp8", "warpgroups steps stages"), ("small_m_e2m1", "pairs warps stages"), ("small_m_repacked", "pairs warps stages")):
             source = (root / f"kernels/gemm/{image}.cu").read_text()
-            table = {name: [int(number) for number in rest.split(", ")] for name, rest in re.findall(r"^SMALL_M\((\w+), ([\d, ]+)\)", source, re.M)}
+            table = {name: [int(number) for number in rest.split(", ")] for name, rest in re.findall(r"^SMALL_M(?:_LINK)?\((\w+), ([\d, ]+)\)", source, re.M)}
             widths = (8, 16, 32) if image == "small_m_fp8" else (8, 16)
             self.assertEqual(sorted(said["name"].split("_8_" if said["tokens"] == 8 else f"_{said['tokens']}_")[1] for said in kernels[image]), sorted(len(widths) * list(table)))
             for said in kernels[image]:

@@ -14,6 +14,7 @@ and, where its kernels are others, a few-rows.json in the form of the one beside
 What the script cannot know is whether these numbers are those of the kernels: too large ones take more shared memory than is needed, and so time something else; too small ones end in an error of the driver, or wrong bits.
 `slack`: bytes of shared memory beside those that this script counts, as FP8 kernels had 1024 until 2026-11-30.
 `keeps_a`: the one row of A lies behind all else in shared memory, in 256 bytes for each 128 of k. `early`: with how many stages left an FP8 kernel of a chain releases the next, each of which is timed.
+`paced`: in a chain its first weights are asked for one step behind the other, as the library has it of kernels of links, and of others by `SmallMConfig::in_chain` (kernels that keep the row, and of FP8, see to it themselves).
 Images that are not there are left out. Kernels that cut k into as many parts add in the same order, and must write the same bits: D is compared in FP32, in which another order shows.
 
 Needs Python alone, and an NVIDIA GPU of the images' kind. With --check, which times nothing, the driver of emulator/ will do (SCALED_GEMM_LIBCUDA says where it is), of images in PTX (.ptx). The structs are those of
@@ -194,10 +195,10 @@ class Layer:
         if self.is_fp8:
             gpu.write(self.scales_a, floats(self.pitch_a * blocks))
 
-    def problem(self, split, releases, d_type):
+    def problem(self, split, releases, paced, d_type):
         """`releases`: None outside of chains."""
         m, n, k = self.m, self.n, self.k
-        links = (0, 0) if releases is None else (releases, 1)
+        links = (0, 0) if releases is None else (releases, 2 if paced else 1)
         if self.is_fp8:
             return struct.pack(FP8_PROBLEM, m, n, k, 0, 0, self.pitch_a, self.pitch, 0, 0, d_type, 0, *links, 1, 0,
                                self.a, self.codes, self.scales_a, self.scales, 0, 0, self.d, 0, n)
@@ -241,7 +242,7 @@ class Kernel:
     def __init__(self, gpu, state, path, module, said):
         self.gpu, self.said, self.label, self.shape = gpu, said, f"{state}: {said['label']}", Shape(said)
         self.kernel, self.most = gpu.kernel(path, module, said["name"]), 0
-        self.early = said.get("early", [1])
+        self.early, self.paced = said.get("early", [1]), said.get("paced", False)
 
     def serves(self, weights, m, n, k, split):
         said, multiple = self.said, MULTIPLES[weights]
@@ -253,7 +254,7 @@ class Kernel:
         if shared > self.most:
             self.gpu("cuFuncSetAttribute", self.kernel, MOST_SHARED, shared)
             self.most = shared
-        self.gpu.launch(self.kernel, self.shape.blocks(layer.n) * split, self.shape.threads, split, shared, layer.problem(split, releases, d_type),
+        self.gpu.launch(self.kernel, self.shape.blocks(layer.n) * split, self.shape.threads, split, shared, layer.problem(split, releases, self.paced, d_type),
                         f"{self.label}, split {split}, {layer.m} x {layer.n} x {layer.k}, {shared} bytes of shared memory")
 
 
@@ -309,7 +310,7 @@ def wrong_in(table):
             return f"{said['name']}: {', '.join(wrong)} must be a list of numbers"
         if any(split not in (1, 2, 4, 8) for split in said["splits"]):
             return f"{said['name']}: splits are of 1, 2, 4 and 8"
-        if unknown := set(said) - {"label", "name", "weights", "splits", "early", "slack", "keeps_a", *needed}:
+        if unknown := set(said) - {"label", "name", "weights", "splits", "early", "paced", "slack", "keeps_a", *needed}:
             return f"{said['name']}: {', '.join(sorted(unknown))} is known to no one"
     return None
 

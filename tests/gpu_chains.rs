@@ -6,6 +6,8 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "gpu_chains/e2m1.rs"]
+mod e2m1;
 #[path = "common/foreign.rs"]
 mod foreign;
 #[path = "gpu_chains/fp8.rs"]
@@ -76,33 +78,6 @@ fn chains_give_the_bits_of_products_one_after_the_other() {
             let want = net.want(&handle);
             let graph = handle.capture(|| handle.chain(|| net.all(&handle))).unwrap();
             net.check(&handle, &graph, &want, &format!("{words}, two buffers"));
-        }
-    });
-}
-
-/// The same of every block for few rows of E2M1 weights, whichever the rules choose, with every split in turn.
-#[test]
-fn every_block_of_e2m1_weights_is_a_link() {
-    alone(|| {
-        let Some(handle) = hopper() else { return };
-        use SmallMBlock::{Eight, Four, Narrow, Sixteen};
-        for (m, blocks) in [(1, [Four, Narrow, Sixteen, Eight]), (16, [Narrow; 4]), (8, [Four, Narrow, Sixteen, Eight])]
-        {
-            for kinds in [[By::SmallM(Scheme::Nvfp4)], [By::SmallM(Scheme::Mxfp4)], [By::Repacked(Scheme::Nvfp4)]] {
-                // Rows of repacked codes are multiples of 128.
-                let n = if matches!(kinds[0], By::Repacked(_)) { 2048 } else { 2112 };
-                let mut net = Net::new(&handle, m, n, &kinds, 120, 24);
-                for (i, layer) in net.layers.iter_mut().enumerate() {
-                    let config = SmallMConfig::new(blocks[i % 4], [1, 2, 4, 8][i / 4 % 4]).unwrap();
-                    layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), config);
-                    layer.plan.prepare(&handle, &layer.b).unwrap();
-                }
-                let words = format!("m = {m}, {kinds:?} in {blocks:?}");
-                let want = net.want(&handle);
-                let (graph, [links, _]) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
-                assert_eq!(links, 120, "{words}");
-                net.check(&handle, &graph, &want, &words);
-            }
         }
     });
 }

@@ -520,6 +520,10 @@ pub struct TuneArgs {
     /// nvfp4, nvfp4-row, mxfp4, mxfp8).
     #[arg(long, requires = "schemes")]
     pub batch_invariant: bool,
+    /// Records for products that are links of chains (Handle::chain), timed as such: engines find
+    /// them where they ask for them so (GemmArgs::chained).
+    #[arg(long)]
+    pub chained: bool,
     /// JSON file of records to write; one that is there is replaced.
     #[arg(short, long)]
     pub output: PathBuf,

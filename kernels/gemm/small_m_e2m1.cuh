@@ -25,7 +25,8 @@ struct SmallMWeightsProblem {
     u32 m, n, k;         // k at most 2^26
     u32 a_step, b_step;  // elements from the outer scale of a row to the next: 1, or 0 for one number; EACH_GROUP: see there
     u32 bias_type, residual_type, d_type, activation;
-    u32 releases, loads_early;  // 1 in links of chains: the next kernel behind the wait, weights before it. See `release` of base/launch.cuh
+    u32 releases, loads_early;  // in links of chains 1: the next kernel behind the wait, weights before it, of 2 one step of them behind the other. See
+                                // `release` of base/launch.cuh
     u32 scale_pitch;  // of tiles of block scales their number along k; of FP32 scales of 128 columns from those of 128 columns to the next (1x128), or from
                       // those of 128 rows (128x128)
     u32 split;        // of tiles whose parts of sums meet in memory: blocks that share rows of B, each with a part of k
@@ -270,9 +271,11 @@ template <class C> struct SmallME2m1 {
         for (u32 t = 0; t < GROUPS; t++) to[t] = load_stream(from[t] + word * 8);
     }
 
-    __device__ __forceinline__ void copy_first() const {
+    // `paced`: one behind the other, so that the end of the kernel before and A do not stand behind all of them in the queues of the memory.
+    __device__ __forceinline__ void copy_first(bool paced) const {
 #pragma unroll
         for (u32 i = 0; i < C::STAGES; i++) {
+            if (paced && i > 0) copies_wait<0>();
             if (first + i * 128 < end) copy(first + i * 128, i);
             copies_commit();
         }
@@ -282,7 +285,7 @@ template <class C> struct SmallME2m1 {
     __device__ __forceinline__ void sums(const SmallMWeightsProblem& p, float (&sum)[C::PAIRS][GROUPS][4]) const {
         uint4 weights[C::OF_LANE], scale, numbers[4][GROUPS];
         const u16* next_a[GROUPS];
-        if (p.loads_early) copy_first();
+        if (p.loads_early) copy_first(p.loads_early > 1);
         begin();
         if (p.releases) release();
         if (first < end) {
@@ -291,7 +294,7 @@ template <class C> struct SmallME2m1 {
             for (u32 w = 0; w < 4; w++) load_a(next_a, w, numbers[w]);
         }
         // Behind A, which would wait for them.
-        if (!p.loads_early) copy_first();
+        if (!p.loads_early) copy_first(false);
         u32 slot = 0;
 #pragma unroll 1
         for (u32 from = first; from < end; from += 128) {

@@ -13,6 +13,10 @@ SMALL_M(eight, 2, 8, 1, 3, 2)
 SMALL_M(sixteen, 2, 16, 1, 1, 1)
 SMALL_M(narrow, 1, 16, 1, 2, 1)
 
+// As a link of a chain with few steps, which are all on their way before its wait, or all but one (H200, 2026-11, the record of links planned for chains). Mirror of `LINK_STAGES` in src/gpu/kernels/small_m_weights.rs.
+#define SMALL_M_LINK(...) SMALL_M(__VA_ARGS__)
+SMALL_M_LINK(four_3, 2, 4, 3, 6, 4)
+
 #define SMALL_M_TILES(...) EACH_REPACKED_WEIGHTS(SMALL_M_TILE_KERNEL, __VA_ARGS__)
 
 // columns, name, stages, blocks on a multiprocessor. Mirror of `SmallMBlock`, too.

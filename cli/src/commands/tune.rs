@@ -19,6 +19,9 @@ pub fn run(args: &TuneArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     if args.batch_invariant {
         device.set_batch_invariant()?;
     }
+    if args.chained {
+        device.set_chained()?;
+    }
     let ms: Vec<usize> = if args.m.is_empty() { MS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
     let names = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let pairs = Pair::of_schemes(&names, &args.activations);

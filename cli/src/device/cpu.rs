@@ -97,6 +97,10 @@ impl Device for Cpu {
         ))
     }
 
+    fn set_chained(&mut self) -> Result<()> {
+        Err(Error::unsupported("--chained on the CPU", "chains are those of captured graphs", "use --device cuda"))
+    }
+
     fn use_tuning(&mut self, _path: &Path) -> Result<()> {
         Err(Error::unsupported(
             "a tuning file on the CPU",

@@ -42,6 +42,7 @@ pub(super) struct Cuda {
     pub(super) handle: Handle,
     accumulation: Accumulation,
     batch_invariant: bool,
+    chained: bool,
     /// Its place on the bus, by which nvidia-smi knows it: the driver's list may be another than nvidia-smi's.
     bus_id: Option<String>,
     watch: ClockWatch,
@@ -57,6 +58,7 @@ pub fn open(ordinal: usize) -> Result<Box<dyn Device>> {
         handle,
         accumulation: Accumulation::Precise,
         batch_invariant: false,
+        chained: false,
         bus_id,
         watch,
         fastest: Vec::new(),
@@ -138,11 +140,12 @@ impl Cuda {
         GemmDesc::new(m, n, k, a, b, out)
             .with_accumulation(self.accumulation)
             .with_batch_invariant(self.batch_invariant)
+            .with_chained(self.chained)
     }
 
     /// With what the options say of every product.
     fn as_asked<'a>(&self, args: GemmArgs<'a>) -> GemmArgs<'a> {
-        args.accumulation(self.accumulation).batch_invariant(self.batch_invariant)
+        args.accumulation(self.accumulation).batch_invariant(self.batch_invariant).chained(self.chained)
     }
 
     pub(super) fn prepare(&self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<Sets> {
@@ -352,6 +355,11 @@ impl Device for Cuda {
 
     fn set_batch_invariant(&mut self) -> Result<()> {
         self.batch_invariant = true;
+        Ok(())
+    }
+
+    fn set_chained(&mut self) -> Result<()> {
+        self.chained = true;
         Ok(())
     }
 

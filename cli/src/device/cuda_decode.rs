@@ -3,22 +3,42 @@
 use std::mem::swap;
 
 use scaled_gemm::{
-    Bf16Gemm, Cadence, CodeOrder, DType, Formulation, GemmPlan, KeptWeights, PlanOptions, QuantMatrix, Result, Timing,
+    Bf16Gemm, Cadence, CodeOrder, DType, Formulation, GemmDesc, GemmPlan, KeptWeights, PlanOptions, QuantMatrix,
+    Result, Timing,
 };
 
 use super::cuda::{BASELINE_CANDIDATES, Cuda, Sets, borrowing, kept_dtype};
 use super::{DecodeTime, Pair, RepackedTime};
 
+/// A way: its plan for calls behind one another, and that for links of chains.
+struct Way([GemmPlan; 2]);
+
+impl Way {
+    fn of(desc: &GemmDesc, plan: impl Fn(&GemmDesc) -> Result<GemmPlan>) -> Result<Self> {
+        Ok(Self([plan(desc)?, plan(&desc.with_chained(true))?]))
+    }
+
+    fn prepare(&mut self, cuda: &Cuda, b: &QuantMatrix) -> Result<()> {
+        self.0.iter_mut().try_for_each(|plan| plan.prepare(&cuda.handle, b))
+    }
+
+    /// The first plan, as the ways are named.
+    fn plan(&self) -> &GemmPlan {
+        &self.0[0]
+    }
+}
+
 /// The plan of the handle, then one for each other way.
-fn plans(cuda: &Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<GemmPlan>> {
+fn ways(cuda: &Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<Way>> {
     let desc = cuda.desc(mnk, pair.a.operand(), pair.b.scheme(), out);
-    let mut plans = vec![cuda.handle.plan(&desc)?];
+    let mut ways = vec![Way::of(&desc, |desc| cuda.handle.plan(desc))?];
     for formulation in cuda.handle.supports(&desc)? {
-        if formulation != plans[0].formulation() {
-            plans.push(cuda.handle.plan_with(&desc, &PlanOptions::default().with_formulation(formulation))?);
+        if formulation != ways[0].plan().formulation() {
+            let options = PlanOptions::default().with_formulation(formulation);
+            ways.push(Way::of(&desc, |desc| cuda.handle.plan_with(desc, &options))?);
         }
     }
-    Ok(plans)
+    Ok(ways)
 }
 
 /// The product from weights that are kept dequantized, where that is a way: its plan, and a set of such weights for each of the others.
@@ -27,22 +47,22 @@ fn kept_way(
     mnk: [usize; 3],
     pair: Pair,
     out: DType,
-    plans: &[GemmPlan],
+    ways: &[Way],
     sets: &Sets,
-) -> Result<Option<(GemmPlan, Vec<QuantMatrix>)>> {
-    if !plans.iter().any(|plan| plan.formulation() == Formulation::DequantizedBf16) {
+) -> Result<Option<(Way, Vec<QuantMatrix>)>> {
+    if !ways.iter().any(|way| way.plan().formulation() == Formulation::DequantizedBf16) {
         return Ok(None);
     }
     let dtype = kept_dtype(pair.a.operand(), out);
     let desc = cuda.desc(mnk, pair.a.operand(), pair.b.scheme(), out).with_kept(KeptWeights::Dequantized(dtype));
     let options = PlanOptions::default().with_formulation(Formulation::DequantizedBf16);
-    let mut plan = cuda.handle.plan_with(&desc, &options)?;
+    let mut way = Way::of(&desc, |desc| cuda.handle.plan_with(desc, &options))?;
     let kept = cuda.quantized_weights(sets, mnk, pair)?;
     for b in &kept {
         b.keep_dequantized(&cuda.handle, dtype)?;
-        plan.prepare(&cuda.handle, b)?;
+        way.prepare(cuda, b)?;
     }
-    Ok(Some((plan, kept)))
+    Ok(Some((way, kept)))
 }
 
 /// The planned product with weights whose codes are repacked, where their scheme and shape have such an order: its plan, and a set of them.
@@ -52,19 +72,20 @@ fn repacked_way(
     pair: Pair,
     out: DType,
     sets: &Sets,
-) -> Result<Option<(GemmPlan, Vec<QuantMatrix>)>> {
+) -> Result<Option<(Way, Vec<QuantMatrix>)>> {
     let [_, n, k] = mnk;
     let order = CodeOrder::Repacked;
     if order.check(pair.b.scheme(), n, k).is_err() {
         return Ok(None);
     }
-    let mut plan = cuda.handle.plan(&cuda.desc(mnk, pair.a.operand(), pair.b.scheme(), out).with_b_order(order))?;
+    let desc = cuda.desc(mnk, pair.a.operand(), pair.b.scheme(), out).with_b_order(order);
+    let mut way = Way::of(&desc, |desc| cuda.handle.plan(desc))?;
     let mut weights = cuda.quantized_weights(sets, mnk, pair)?;
     for b in &mut weights {
         b.repack(&cuda.handle, order)?;
-        plan.prepare(&cuda.handle, b)?;
+        way.prepare(cuda, b)?;
     }
-    Ok(Some((plan, weights)))
+    Ok(Some((way, weights)))
 }
 
 /// What is timed, each as calls behind one another and again as links of chains.
@@ -74,7 +95,7 @@ enum Run {
     Baseline,
     /// Quantization of A, and the planned product.
     Both,
-    /// By the plan of this number; the first is the planned one.
+    /// By the way of this number; the first is the planned one.
     Way(usize),
     /// From weights that are kept dequantized.
     Kept,
@@ -87,36 +108,36 @@ enum Run {
 pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> Result<DecodeTime> {
     let [m, n, k] = mnk;
     let mut sets = cuda.prepare(mnk, pair, out)?;
-    let mut plans = plans(cuda, mnk, pair, out)?;
-    for plan in &mut plans {
+    let mut ways = ways(cuda, mnk, pair, out)?;
+    for way in &mut ways {
         for b in &sets.b {
-            plan.prepare(&cuda.handle, b)?;
+            way.prepare(cuda, b)?;
         }
     }
-    let mut kept = kept_way(cuda, mnk, pair, out, &plans, &sets)?;
+    let mut kept = kept_way(cuda, mnk, pair, out, &ways, &sets)?;
     let mut repacked = repacked_way(cuda, mnk, pair, out, &sets)?;
     let mut baseline = Bf16Gemm::new(&cuda.handle, m, n, k, BASELINE_CANDIDATES)?;
     cuda.choose_baseline(&mut baseline, &mut sets, mnk, Cadence::Sustained)?;
     let mut runs = vec![Run::Baseline, Run::Both];
-    runs.extend((0..plans.len()).map(Run::Way));
+    runs.extend((0..ways.len()).map(Run::Way));
     runs.extend(kept.iter().map(|_| Run::Kept));
     runs.extend(repacked.iter().flat_map(|_| [Run::Repacked, Run::BothRepacked]));
     let timing = borrowing(Timing::SUSTAINED).over(sets.d.len()).chained_from(runs.len());
     let taken = timing.in_turns(&cuda.handle, 2 * runs.len(), |who, call| {
-        let run = runs[who % runs.len()];
+        let (run, chained) = (runs[who % runs.len()], who / runs.len());
         if matches!(run, Run::Both | Run::BothRepacked) {
             cuda.quantize_a(&mut sets, call)?;
         }
         let others = match run {
             Run::Baseline => return cuda.multiply_plain(&mut baseline, &mut sets, mnk, call),
-            Run::Both => return cuda.execute(&mut plans[0], &mut sets, call),
-            Run::Way(way) => return cuda.execute(&mut plans[way], &mut sets, call),
+            Run::Both => return cuda.execute(&mut ways[0].0[chained], &mut sets, call),
+            Run::Way(way) => return cuda.execute(&mut ways[way].0[chained], &mut sets, call),
             Run::Kept => &mut kept,
             Run::Repacked | Run::BothRepacked => &mut repacked,
         };
-        let Some((plan, b)) = others else { return Ok(()) };
+        let Some((way, b)) = others else { return Ok(()) };
         swap(&mut sets.b, b);
-        let done = cuda.execute(plan, &mut sets, call);
+        let done = cuda.execute(&mut way.0[chained], &mut sets, call);
         swap(&mut sets.b, b);
         done
     })?;
@@ -127,11 +148,11 @@ pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> 
     // Those that need no weights of their own are among the runs of every product.
     let always = |run: Run| of(run).unwrap_or([f64::NAN; 2]);
     let name = |plan: &GemmPlan| format!("{} {}", plan.formulation(), plan.finish());
-    let mut ways: Vec<_> = plans.iter().enumerate().map(|(way, plan)| (name(plan), always(Run::Way(way)))).collect();
-    let of_kept = kept.iter().map(|(plan, _)| format!("{}, weights kept dequantized", name(plan)));
+    let error = cuda.error_of(&mut ways[0].0[0], &mut sets)?;
+    let mut ways: Vec<_> = ways.iter().enumerate().map(|(i, way)| (name(way.plan()), always(Run::Way(i)))).collect();
+    let of_kept = kept.iter().map(|(way, _)| format!("{}, weights kept dequantized", name(way.plan())));
     ways.extend(of_kept.zip(of(Run::Kept)));
     let repacked = of(Run::Repacked).zip(of(Run::BothRepacked)).map(|(us, both_us)| RepackedTime { us, both_us });
-    let error = cuda.error_of(&mut plans[0], &mut sets)?;
     let b = &sets.b[0];
     let weight_bytes = b.codes().len() + b.block_scales().len() + b.scales().len();
     let (baseline_us, both_us) = (always(Run::Baseline), always(Run::Both));

@@ -81,6 +81,7 @@ pub struct GemmArgs<'a> {
     pub(crate) amax: Option<DeviceBytesMut<'a>>,
     pub(crate) accumulation: Accumulation,
     pub(crate) batch_invariant: bool,
+    pub(crate) chained: bool,
 }
 
 impl<'a> GemmArgs<'a> {
@@ -146,6 +147,7 @@ impl<'a> GemmArgs<'a> {
             amax: None,
             accumulation: Accumulation::Precise,
             batch_invariant: false,
+            chained: false,
         }
     }
 
@@ -202,6 +204,23 @@ impl<'a> GemmArgs<'a> {
     /// ```
     pub fn batch_invariant(self, batch_invariant: bool) -> Self {
         Self { batch_invariant, ..self }
+    }
+
+    /// Whether the call is a link of a chain, so that the fastest way there is taken ([`GemmDesc::chained`]); not unless told.
+    ///
+    /// ```no_run
+    /// use scaled_gemm::{GemmArgs, Handle, MatMut, QuantMatrix, Result};
+    ///
+    /// /// To be captured: the products of one token, each of what the one before it wrote.
+    /// fn token(handle: &Handle, xs: &[QuantMatrix], weights: &[QuantMatrix], ys: Vec<MatMut<'_>>) -> Result<()> {
+    ///     handle.chain(|| {
+    ///         let layers = xs.iter().zip(weights).zip(ys);
+    ///         layers.into_iter().try_for_each(|((x, weight), y)| handle.scaled_gemm(GemmArgs::new(x, weight, y).chained(true)))
+    ///     })
+    /// }
+    /// ```
+    pub fn chained(self, chained: bool) -> Self {
+        Self { chained, ..self }
     }
 
     /// The problem these operands pose, after checking that they fit together.
@@ -280,6 +299,7 @@ impl<'a> GemmArgs<'a> {
             accumulation: self.accumulation,
             out_amax: if self.amax.is_some() { OutAmax::Store } else { OutAmax::Ignore },
             batch_invariant: self.batch_invariant,
+            chained: self.chained,
         })
     }
 

@@ -91,6 +91,11 @@ pub struct GemmDesc {
     /// [`Formulation::Sm90`]: crate::Formulation::Sm90
     /// [`Formulation::SmallM`]: crate::Formulation::SmallM
     pub batch_invariant: bool,
+    /// Whether calls are links of a [chain](crate::Handle::chain), as all products of a decode step are: then the plan takes what is the fastest there. A link waits for the one before it with a
+    /// part of its weights loaded, and of few rows other parts of k are the fastest than alone (4096 x 7168, `fp8-1x128` x `fp8-128x128`, 16 rows: eight, 7.8 us for 8.6 of four, which alone take 10.2 and 9.9). It
+    /// says nothing of what is computed: such a plan may be called outside of chains, and others in them, in the same bits at either place. But two plans that differ in this may sum in
+    /// another order of k, and so differ in the last bits of D.
+    pub chained: bool,
 }
 
 impl GemmDesc {
@@ -113,6 +118,7 @@ impl GemmDesc {
             accumulation: Accumulation::Precise,
             out_amax: OutAmax::Ignore,
             batch_invariant: false,
+            chained: false,
         }
     }
 
@@ -164,6 +170,11 @@ impl GemmDesc {
     /// The same with rows of D whose bits may or may not follow m ([`GemmDesc::batch_invariant`]).
     pub fn with_batch_invariant(self, batch_invariant: bool) -> Self {
         Self { batch_invariant, ..self }
+    }
+
+    /// The same for calls that are links of a chain, or are not ([`GemmDesc::chained`]).
+    pub fn with_chained(self, chained: bool) -> Self {
+        Self { chained, ..self }
     }
 
     /// Checks every rule that does not depend on the GPU; `device` goes into messages.
@@ -247,7 +258,7 @@ impl GemmDesc {
         self.m == 0 || self.n == 0
     }
 
-    /// Names the first fields in which `self` and `other` differ, with both values.
+    /// Names the first fields in which `self` and `other` differ, with both values; not where calls stand, which changes nothing of what is computed.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         let fields: [(&str, String, String); 16] = [
             ("m", self.m.to_string(), other.m.to_string()),
@@ -334,7 +345,10 @@ impl fmt::Display for GemmDesc {
             OutAmax::Ignore => {}
             OutAmax::Store => f.write_str(", amax")?,
         }
-        if self.batch_invariant { f.write_str(", batch-invariant") } else { Ok(()) }
+        if self.batch_invariant {
+            f.write_str(", batch-invariant")?;
+        }
+        if self.chained { f.write_str(", chained") } else { Ok(()) }
     }
 }
 
@@ -404,6 +418,9 @@ mod tests {
         let asked = plain(DType::Bf16).with_batch_invariant(true);
         assert!(asked.check("cpu").is_ok() && asked.to_string().ends_with("-> bf16, batch-invariant"));
         assert_eq!(plain(DType::Bf16).difference(&asked).unwrap(), "batch invariance = true where false was planned");
+        let chained = plain(DType::Bf16).with_chained(true);
+        assert!(chained.check("cpu").is_ok() && chained.to_string().ends_with("-> bf16, chained"));
+        assert_eq!(chained.difference(&plain(DType::Bf16)), None, "plans are for calls at any place");
         assert!(GemmDesc::new(0, 0, 16, TENSOR, TENSOR, DType::F32).check("cpu").is_ok());
         let weight_only = |a, b| GemmDesc::new(5, 64, 32, Operand::Plain(a), b, DType::Bf16);
         let nvfp4 = weight_only(DType::F16, Scheme::Nvfp4Row);

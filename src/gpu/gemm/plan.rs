@@ -245,7 +245,7 @@ impl GemmPlan {
     /// Refuses another handle or problem.
     pub(crate) fn check(&self, handle: &Handle, desc: &GemmDesc) -> Result<()> {
         handle.check_own(self.handle_id, "executing a plan")?;
-        match self.desc == *desc {
+        match self.desc == desc.with_chained(self.desc.chained) {
             true => Ok(()),
             false => Err(Error::shape(
                 "operands",

@@ -102,7 +102,8 @@ impl GemmPlan {
         let mut args = args
             .activation(desc.epilogue.activation)
             .accumulation(desc.accumulation)
-            .batch_invariant(desc.batch_invariant);
+            .batch_invariant(desc.batch_invariant)
+            .chained(desc.chained);
         let bias = desc.epilogue.bias.map(|dtype| zeros(desc.n, dtype).map(|v| (v, dtype))).transpose()?;
         if let Some((bias, dtype)) = &bias {
             args = args.bias(VecRef::new(bias, *dtype, desc.n)?);

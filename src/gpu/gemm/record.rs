@@ -336,6 +336,8 @@ mod tests {
         assert!(refusal(&environment(), &other).contains("accumulation is precise"));
         let other = desc().with_batch_invariant(true);
         assert!(refusal(&environment(), &other).contains("batch_invariant is false in the record and true here"));
+        let other = desc().with_chained(true);
+        assert!(refusal(&environment(), &other).contains("chained is false in the record and true here"));
     }
 
     #[test]
@@ -352,7 +354,8 @@ mod tests {
     #[test]
     fn records_from_before_plain_operands_still_hold() {
         let text = record().to_json().unwrap();
-        let says = ["a_stride", "kept", "b_order", "batch_invariant"].into_iter().any(|field| text.contains(field));
+        let says =
+            ["a_stride", "kept", "b_order", "batch_invariant", "chained"].into_iter().any(|field| text.contains(field));
         assert!(!says, "written only where they say something: {text}");
         TuneRecord::from_json(&text).unwrap().check(&environment(), &desc()).unwrap();
 

@@ -6,6 +6,7 @@ use crate::format::{CodeOrder, Operand};
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::call::{Call, Spans};
+use crate::gpu::gemm::chain_rules;
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::Formulation;
 use crate::gpu::gemm::our_pairs::small_m_operands;
@@ -105,10 +106,14 @@ impl SmallMProduct {
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, gpu: SmallMGpu, search: Search) -> Self {
         // What it does not serve the outline has refused.
         let operands = small_m_operands(desc).unwrap_or(SmallMOperands::Fp8);
+        let mnk = [desc.m, desc.n, desc.k];
         let mut configs = match desc.batch_invariant {
             true => of_any_m(operands, desc.b_order, [desc.n, desc.k], gpu.sm_count).into_iter().collect(),
-            false => order_on(operands, desc.b_order, [desc.m, desc.n, desc.k], gpu),
+            false => order_on(operands, desc.b_order, mnk, gpu),
         };
+        if desc.chained && !desc.batch_invariant {
+            chain_rules::sort(&mut configs, desc.b_order, mnk, gpu);
+        }
         configs.retain(|config| gpu.clusters || !config.needs_clusters());
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, gpu, configs)

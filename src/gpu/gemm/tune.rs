@@ -11,6 +11,7 @@ use crate::gpu::gemm::record::TuneRecord;
 use crate::gpu::gemm::rules;
 use crate::gpu::gemm::steps::{Candidate, Search};
 use crate::gpu::handle::Handle;
+use crate::gpu::matrix::{KeptWeights, QuantMatrix};
 use crate::gpu::measure::Timing;
 
 /// What the L2 cache holds when a repetition begins.
@@ -62,13 +63,20 @@ impl TuneOptions {
         Self { cache, ..self }
     }
 
-    /// Back to back; cold operands call by call, as there is one set of them.
-    fn timing(&self) -> Timing {
+    /// Back to back; cold operands call by call, as there is one set of them; links of a chain, which has many calls, over so many sets of weights.
+    fn timing(&self, chained: bool, sets: usize) -> Timing {
         // The operands are borrowed by the arguments of autotune, longer than any graph lives.
         let timing = Timing::SUSTAINED.with_launches(self.repetitions).borrowing_from_caller();
-        if self.cache == CacheState::Cold { timing.flushed() } else { timing }
+        match (chained, self.cache) {
+            (true, _) => timing.over(sets).chained_from(0),
+            (false, CacheState::Cold) => timing.flushed(),
+            (false, CacheState::Warm) => timing,
+        }
     }
 }
+
+/// The most copies of weights: they are as many as leave nothing of one in the L2 cache when its turn comes again, of small ones fewer.
+const MOST_COPIES: usize = 64;
 
 /// What became of one candidate.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,7 +121,7 @@ impl GemmPlan {
     ///
     /// Before any is timed, every candidate's D is held against the f64 bound ([`gemm_bound`](crate::reference::gemm_bound)) where it is
     /// sampled, and everywhere against the first D that passed; a candidate that is wrong or fails is dropped and reported.
-    /// The others are timed in turns ([`Timing::in_turns`]). The operands should be typical data: timings depend on them. With an alpha other
+    /// The others are timed in turns ([`Timing::in_turns`]), those of a [chained](crate::GemmDesc::chained) problem as links of a chain, if cold of several copies of B, twice as large as the L2 cache together (64 at most). The operands should be typical data: timings depend on them. With an alpha other
     /// than 1 configurations of `sm90` that [end plainly](crate::Sm90Config::ends_plainly) are no candidates: another's kernel would run in their place. D's
     /// content is lost (with `accumulate`, old values are taken as zero). Slow: allocates the scratch of the largest, copies
     /// the operands, and D for each candidate, to the host, and waits.
@@ -152,9 +160,23 @@ impl GemmPlan {
                 trials.push(trial(candidate, verdict));
             }
         }
-        let times = options.timing().in_turns(handle, right.len(), |who, _| {
+        let copies = match (self.desc.chained, options.cache) {
+            (true, CacheState::Cold) => copies(handle, args.b)?,
+            _ => Vec::new(),
+        };
+        let repeats = |(place, ..): &(usize, usize, usize)| {
+            candidates[*place].outline().formulation == Formulation::RepeatedScales
+        };
+        if right.iter().any(repeats) {
+            copies.iter().try_for_each(|b| b.repeat_scales(handle))?;
+        }
+        let mut args = args;
+        let times = options.timing(self.desc.chained, copies.len()).in_turns(handle, right.len(), |who, call| {
             let (place, algorithm, _) = right[who];
             candidates[place].choose(algorithm);
+            if !copies.is_empty() {
+                args.b = &copies[call % copies.len()];
+            }
             candidates[place].enqueue(handle, &self.desc, &mut args)
         })?;
         let mut best: Option<(f64, usize, usize, usize)> = None;
@@ -253,6 +275,21 @@ impl std::fmt::Display for Trial {
             Verdict::Failed(error) => write!(f, "failed: {error}"),
         }
     }
+}
+
+/// Copies of B, with what it keeps.
+fn copies(handle: &Handle, b: &QuantMatrix) -> Result<Vec<QuantMatrix>> {
+    let host = b.to_host(handle)?;
+    let count = (2 * handle.device().l2_bytes as usize).div_ceil(b.device_bytes().max(1)).clamp(2, MOST_COPIES);
+    let copy = |_| {
+        let mut copy = QuantMatrix::from_host(handle, &host)?;
+        copy.repack(handle, b.code_order())?;
+        if let KeptWeights::Dequantized(dtype) = b.kept() {
+            copy.keep_dequantized(handle, dtype)?;
+        }
+        Ok(copy)
+    };
+    (0..count).map(copy).collect()
 }
 
 /// D's rows, packed, on the host.

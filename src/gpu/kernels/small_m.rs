@@ -6,9 +6,11 @@ use super::launch::{Blocks, Kernel, enqueue, seal};
 use super::module::Modules;
 use super::operand::{check_aligned, check_bytes};
 use super::sm90_call::Sm90Scales;
+use super::small_m_chain::AsLink;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, most_rows, no_such_block};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
+use crate::format::CodeOrder;
 use crate::format::layout::ScaleLayout;
 use crate::gpu::device::chain::{Beside, Follows, Seal};
 use crate::gpu::device::memory::Span;
@@ -182,7 +184,7 @@ impl SmallMCall<'_> {
             d_type: end.d_type,
             activation: end.activation,
             releases: place.releases,
-            loads_early: u32::from(place.loads_early),
+            loads_early: place.ahead as u32,
             alpha: self.end.alpha,
             beta: self.end.beta,
             a: self.codes[0].address,
@@ -207,7 +209,7 @@ impl Kernels {
             return Ok(());
         }
         let mnk = [call.m, call.b_rows(), call.k];
-        let as_link = || call.config.in_chain(mnk, self.sm_count);
+        let as_link = || call.config.in_chain(CodeOrder::Published, mnk, self.sm_count);
         let place = self.in_chain(stream, call.config, &[call.codes[1], call.scales[1]], as_link);
         let (block, split) = (place.config.block(), place.config.split());
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
@@ -226,15 +228,20 @@ impl Kernels {
         stream: &Queue,
         config: SmallMConfig,
         weights: &[&Span<'_>],
-        as_link: impl FnOnce() -> Option<(SmallMConfig, u32)>,
+        as_link: impl FnOnce() -> Option<AsLink>,
     ) -> InChain {
         // What ends a chain is sm_90's: elsewhere nothing releases early.
         let follows = self.end_of_chain().and_then(|_| stream.link(weights));
         let link = follows.and_then(|follows| Some((follows, as_link()?)));
         match link {
-            Some((Follows { loads_early, .. }, (config, releases))) => {
-                tracing::trace!(loads_early, releases, %config, "link of a chain");
-                InChain { config, releases, loads_early, link: true }
+            Some((Follows { loads_early, .. }, AsLink { config, releases, deep, paced })) => {
+                tracing::trace!(loads_early, releases, deep, paced, %config, "link of a chain");
+                let ahead = match (loads_early, paced) {
+                    (false, _) => Ahead::Nothing,
+                    (true, false) => Ahead::AtOnce,
+                    (true, true) => Ahead::InTurn,
+                };
+                InChain { config, releases, ahead, deep, link: true }
             }
             None => InChain::alone(config),
         }
@@ -260,14 +267,24 @@ pub(super) struct InChain {
     pub(super) config: SmallMConfig,
     /// With so many stages left; 0: not before its end.
     pub(super) releases: u32,
-    pub(super) loads_early: bool,
+    pub(super) ahead: Ahead,
+    /// By a kernel of links ([`AsLink::deep`]).
+    pub(super) deep: bool,
     pub(super) link: bool,
+}
+
+/// The weights that a product asks for before its wait, as `loads_early` of the problems has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ahead {
+    Nothing,
+    AtOnce,
+    InTurn,
 }
 
 impl InChain {
     /// As outside of chains.
     pub(super) fn alone(config: SmallMConfig) -> Self {
-        Self { config, releases: 0, loads_early: false, link: false }
+        Self { config, releases: 0, ahead: Ahead::Nothing, deep: false, link: false }
     }
 }
 

@@ -2,20 +2,39 @@
 
 use super::small_m_config::{SmallMBlock, SmallMConfig};
 use super::small_m_split::clusters_at_once;
+use crate::format::CodeOrder;
+
+/// How a product is enqueued as a link of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AsLink {
+    /// Of as many parts of k as the one that it takes the place of, so that sums have the same order.
+    pub(super) config: SmallMConfig,
+    /// With how many stages left it releases the next kernel (E4M3; E2M1: 1, behind its wait); 0: not before its end.
+    pub(super) releases: u32,
+    /// E2M1, more than one row: by the kernel of links, with [`LINK_STAGES`] steps of codes on their way.
+    pub(super) deep: bool,
+    /// E2M1: those before its wait are asked for one behind the other.
+    pub(super) paced: bool,
+}
+
+/// Steps of E2M1 codes on their way in kernels that are links alone, of [`SmallMBlock::Four`]. Mirror of the rows `SMALL_M_LINK` in `kernels/gemm/small_m_e2m1.cu` and `small_m_repacked.cu`.
+pub(super) const LINK_STAGES: usize = 3;
 
 impl SmallMConfig {
-    /// How this product is enqueued as a link of a chain: in which configuration, of as many parts of k, so that sums have the same order; and with how
-    /// many stages left it releases the next kernel (E4M3; E2M1: 1, behind its wait), 0 where it does not. `None`: as elsewhere, not as a link.
+    /// How this product is enqueued as a link of a chain. `None`: as elsewhere, not as a link.
     ///
     /// Released early, a kernel takes the memory from the one that runs, and both wait longer; what it loads before its wait is a ring of stages at the most.
-    pub(super) fn in_chain(self, [m, n, k]: [usize; 3], sm_count: usize) -> Option<(Self, u32)> {
+    pub(super) fn in_chain(self, codes: CodeOrder, [m, n, k]: [usize; 3], sm_count: usize) -> Option<AsLink> {
         let link = Link { m, n, k, sm_count };
         match self.block() {
-            SmallMBlock::One | SmallMBlock::OneDeep | SmallMBlock::Two => link.fp8(self),
+            SmallMBlock::One | SmallMBlock::OneDeep | SmallMBlock::Two => {
+                let (config, releases) = link.fp8(self)?;
+                Some(AsLink { config, releases, deep: false, paced: false })
+            }
             // These begin as other kernels do.
             SmallMBlock::Tile | SmallMBlock::TileE4m3 => None,
             SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Sixteen | SmallMBlock::Narrow => {
-                Some(link.e2m1(self))
+                Some(link.e2m1(self, codes))
             }
         }
     }
@@ -121,10 +140,12 @@ impl Link {
         };
         let even = self.evenly(two, [7, 10]);
         if two_each {
+            // Of which most multiprocessors have one: of small clusters deep ones (6144 x 2048 by halves 4.0 us for 4.2 of two warpgroups, 3072 x 3072 by fourths 3.6 for 3.7).
+            let most_have_one = 2 * blocks <= 3 * self.sm_count && one.split() < 8;
             let of_even = if self.is_long(blocks, steps) { two } else { one };
-            return Some(if even { of_even } else { deep });
+            return Some(if even && !most_have_one { of_even } else { deep });
         }
-        if even && steps >= 7 && self.clusters_at_once(two) {
+        if even && steps >= if one.split() < 8 { 8 } else { 7 } && self.clusters_at_once(two) {
             return Some(two);
         }
         // More than one round of either, and of these not many, or of clusters of two.
@@ -189,13 +210,82 @@ impl Link {
     }
 
     /// Of E2M1 weights, from all configurations at 5 shapes and m of 1 and 16 (H200, 2026-11, the records of chains and of ends), and at 16 others and m of 2, 8 and 16 (the record of links).
-    fn e2m1(&self, config: SmallMConfig) -> (SmallMConfig, u32) {
-        // Of half as many rows each, where all of them run at once (`nvfp4`, 4096 x 7168, m = 1: 8.6 us for 9.7). They read A twice as often, of 16 rows at a loss.
-        let in_two = (config.block(), config.split()) == (SmallMBlock::Eight, 2);
-        let narrow = SmallMConfig::new(SmallMBlock::Narrow, 1).ok().filter(|_| in_two && self.m <= 2);
-        let config = narrow.filter(|narrow| self.at_once(*narrow)).unwrap_or(config);
-        let found = finds_places(self.blocks(config), self.places(config), self.sm_count);
-        (config, u32::from(!self.at_once(config) || self.steps(config) <= 2 || found))
+    fn e2m1(&self, config: SmallMConfig, codes: CodeOrder) -> AsLink {
+        let config = self.block_of_e2m1(config, codes).unwrap_or(config);
+        let deep = self.is_deep(config, codes);
+        let releases = u32::from(deep || self.e2m1_releases(config, codes));
+        AsLink { config, releases, deep, paced: deep || self.is_paced(config, codes) }
+    }
+
+    /// Whether it releases the next kernel behind its wait: where that finds places, or with few steps, of which half or more are on their way by then. (Of many 8192 x 8192 by `eight` takes 18 us for 15, 2 rows; 3072 x 7168 in two parts of it, with three, 6.8 for 9.2.)
+    fn e2m1_releases(&self, config: SmallMConfig, codes: CodeOrder) -> bool {
+        let (steps, blocks, few) = (self.steps(config), self.blocks(config), self.m <= 8);
+        if !self.at_once(config) || steps <= 2 || finds_places(blocks, self.places(config), self.sm_count) {
+            return true;
+        }
+        match config.block() {
+            SmallMBlock::Four if few => steps <= 4,
+            SmallMBlock::Four => steps <= 3 && 2 * blocks > 5 * self.sm_count,
+            SmallMBlock::Eight if few => {
+                let least = codes == CodeOrder::Published || 10 * blocks <= 19 * self.sm_count;
+                2 * blocks <= 3 * self.sm_count || (steps <= 4 && least)
+            }
+            _ => false,
+        }
+    }
+
+    /// The block of as many parts of k that is the fastest, of the same records and the one of links planned for chains (14 shapes more, m of 2, 8 and 16).
+    fn block_of_e2m1(&self, config: SmallMConfig, codes: CodeOrder) -> Option<SmallMConfig> {
+        use SmallMBlock::{Eight, Four, Narrow, Sixteen};
+        let of = |block: SmallMBlock, parts: usize| SmallMConfig::new(block, (parts / block.parts()) as u32).ok();
+        let (few, parts) = (self.m <= 8, config.split() as usize * config.block().parts());
+        // Rows of B by 32, for each multiprocessor, in hundredths.
+        let each = 100 * Eight.tiles(self.n) / self.sm_count.max(1);
+        match parts {
+            // One row comes here where the kernels that keep it are not the fastest. Of half as many rows each, where all of them run at once (`nvfp4`, 4096 x 7168: 8.6 us for 9.7).
+            _ if self.m == 1 => {
+                let in_two = (config.block(), config.split()) == (Eight, 2);
+                of(Narrow, parts).filter(|narrow| in_two && self.at_once(*narrow))
+            }
+            // Of repacked codes more than two on some multiprocessors, with a long walk, which neither releases early, are slower (10240 x 8192, 2 rows, 16.3 us for 15.5).
+            8 if few && codes == CodeOrder::Repacked && (201..=280).contains(&each) && self.k >= 8192 => of(Four, 8),
+            8 if few && (151..=320).contains(&each) => of(Eight, 8),
+            8 => of(Four, 8),
+            16 if each <= 30 => of(Four, 16),
+            // Of half as many rows each, one for each multiprocessor: 2112 x 7168, 2 rows 5.2 us for 5.8.
+            16 if each <= 55 && self.k >= 4096 => of(Narrow, 16),
+            16 if each <= 55 => of(Eight, 16),
+            16 if few => {
+                let least = if codes == CodeOrder::Published { 90 } else { 70 };
+                of(if (least..=100).contains(&each) { Sixteen } else { Eight }, 16)
+            }
+            16 => of(if (90..=100).contains(&each) { Eight } else { Four }, 16),
+            _ => None,
+        }
+    }
+
+    /// Of 128 of k, of the warp that has the most.
+    fn most_steps(&self, config: SmallMConfig) -> usize {
+        self.k.div_ceil(128).div_ceil(config.split() as usize * config.block().parts())
+    }
+
+    /// Whether the kernel of links is faster: all steps or all but one are on their way before the wait, and blocks are few (H200, 2026-11, the record of links planned for chains: 0.83 to 0.96 of the time; of more than three on a multiprocessor 1.04).
+    fn is_deep(&self, config: SmallMConfig, codes: CodeOrder) -> bool {
+        let least = match codes {
+            CodeOrder::Published => LINK_STAGES,
+            CodeOrder::Repacked => 2,
+        };
+        let most = if self.m <= 8 { 3 } else { 2 };
+        let has_one = config.block() == SmallMBlock::Four && self.m > 1;
+        let is_short = (least..=LINK_STAGES + 1).contains(&self.most_steps(config));
+        has_one && is_short && self.blocks(config) <= most * self.sm_count
+    }
+
+    /// Whether more steps follow than the two that are on their way before the wait, of few blocks: 0.96 to 1.00 of the time on average (`narrow`, 2 x 2112 x 7168, 5.2 us for 5.8); of many 1.02.
+    fn is_paced(&self, config: SmallMConfig, codes: CodeOrder) -> bool {
+        let has_two = config.block() != SmallMBlock::Sixteen && codes == CodeOrder::Published;
+        let most = if self.m <= 8 { 3 } else { 2 };
+        has_two && self.most_steps(config) > 2 && self.blocks(config) <= most * self.sm_count
     }
 }
 
@@ -220,7 +310,7 @@ mod tests {
     /// The same parts of k, in the same order; and what was measured to be best.
     #[test]
     fn links_have_the_same_sums() {
-        use SmallMBlock::{Eight, Four, Narrow, One, OneDeep, Tile, Two};
+        use SmallMBlock::{Four, One, OneDeep, Tile, Two};
         let config = |block, split| SmallMConfig::new(block, split).unwrap();
         let parts = |config: SmallMConfig| config.block().parts() * config.split() as usize;
         for operands in [SmallMOperands::Fp8, SmallMOperands::E2m1Weights] {
@@ -228,8 +318,13 @@ mod tests {
                 .into_iter()
                 .flat_map(|mnk| SmallMConfig::all(operands).map(move |config| (config, mnk)))
             {
-                let Some((link, _)) = all.in_chain(mnk, 132) else { continue };
-                assert_eq!((parts(link), link.block().operands()), (parts(all), operands), "{all}");
+                for codes in CodeOrder::ALL {
+                    let Some(AsLink { config: link, deep, paced, .. }) = all.in_chain(codes, mnk, 132) else {
+                        continue;
+                    };
+                    assert_eq!((parts(link), link.block().operands()), (parts(all), operands), "{all}");
+                    assert!(!deep || (link.block() == Four && paced && mnk[0] > 1));
+                }
             }
         }
         // Whatever the GPU and the product are, in chains and outside of them.
@@ -240,9 +335,9 @@ mod tests {
             .flat_map(|(nk, m)| [0, 1, 2, 78, 114, 132].map(|sm_count| (nk, m, sm_count)))
         {
             for own in SmallMConfig::all(SmallMOperands::Fp8) {
-                let link = own.in_chain([m, n, k], sm_count).map(|(link, left)| {
-                    assert!((3..=8).contains(&left), "{m} x {n} x {k}, {own}: {left} stages left");
-                    link
+                let link = own.in_chain(CodeOrder::Published, [m, n, k], sm_count).map(|link| {
+                    assert!((3..=8).contains(&link.releases), "{m} x {n} x {k}, {own}: {} stages left", link.releases);
+                    link.config
                 });
                 for other in link.into_iter().chain(own.as_fast([m, n, k], sm_count)) {
                     assert_eq!(parts(other), parts(own), "{m} x {n} x {k}, {own}");
@@ -250,7 +345,10 @@ mod tests {
                 }
             }
         }
-        let of = |block, split, mnk| config(block, split).in_chain(mnk, 132);
+        let of = |block, split, mnk| {
+            let link = config(block, split).in_chain(CodeOrder::Published, mnk, 132)?;
+            Some((link.config, link.releases))
+        };
         // What was the fastest of as many parts of k, within 1 %, at shapes of the record of paced links. One block for each multiprocessor, or two.
         let fp8 = |block, split, mnk| of(block, split, mnk).map(|(link, left)| (link.block(), link.split(), left));
         let [one, deep, two] = [One, OneDeep, Two].map(|block| move |split, left| Some((block, split, left)));
@@ -281,6 +379,8 @@ mod tests {
         assert_eq!([fp8(One, 1, [1, 8960, 1536]), fp8(One, 1, [1, 12288, 4096])], [deep(1, 3), None]);
         assert_eq!([fp8(OneDeep, 1, [1, 8192, 28672]), fp8(One, 1, [1, 4096, 4096])], [None, deep(1, 3)]);
         // More rounds of blocks.
+        assert_eq!([fp8(One, 8, [1, 3072, 7168]), fp8(One, 4, [1, 8192, 3584])], [two(4, 8), one(4, 6)]);
+        assert_eq!([fp8(One, 2, [1, 6144, 2048]), fp8(One, 4, [16, 3072, 3072])], [deep(2, 3), deep(4, 3)]);
         assert_eq!([fp8(One, 2, [1, 18944, 3584]), fp8(One, 4, [1, 10240, 5120])], [one(2, 6), deep(4, 4)]);
         assert_eq!([1, 16].map(|m| fp8(One, 4, [m, 27648, 5120])), [one(4, 6), one(4, 5)]);
         assert_eq!([1, 16].map(|m| fp8(One, 1, [m, 32768, 512])), [one(1, 6), one(1, 5)]);
@@ -292,18 +392,51 @@ mod tests {
         assert_eq!([many(One, 4, [3072, 7168]), many(One, 4, [3584, 18944])], [config(OneDeep, 4); 2]);
         assert_eq!([many(One, 8, [2112, 16384]), many(One, 2, [6144, 2048])], [config(One, 8), config(OneDeep, 2)]);
         assert_eq!([many(One, 2, [7168, 2048]), many(One, 4, [4096, 14336])], [config(Two, 1), config(Two, 2)]);
-        assert_eq!(of(Eight, 2, [3, 5120, 8192]), Some((config(Eight, 2), 1)), "uneven");
-        assert_eq!(
-            [2, 3].map(|m| of(Eight, 2, [m, 4096, 7168])),
-            [Some((config(Narrow, 1), 1)), Some((config(Eight, 2), 0))]
-        );
-        assert_eq!(of(Eight, 2, [1, 4096, 4096]), Some((config(Narrow, 1), 1)));
-        assert_eq!(of(Eight, 2, [1, 7168, 2048]), Some((config(Eight, 2), 1)), "more than run at once");
-        assert_eq!(of(Eight, 1, [1, 4096, 7168]).unwrap().0, config(Eight, 1), "half as many parts");
-        assert_eq!(of(Four, 1, [16, 10240, 8192]), Some((config(Four, 1), 0)));
-        assert_eq!(of(Four, 1, [16, 24576, 1536]), Some((config(Four, 1), 1)), "many rounds of blocks");
-        assert_eq!(of(Four, 2, [16, 7168, 2048]), Some((config(Four, 2), 1)));
         assert_eq!(of(Tile, 4, [32, 7168, 2048]), None);
+    }
+
+    /// Of two rows and more: within 6 % of the fastest link of as many parts (H200, 2026-11, the record of links planned for chains), `*` by the kernel of links, `+` with weights in turn, `!` not released early.
+    #[test]
+    fn links_of_e2m1_weights_are_those_that_were_fastest() {
+        use CodeOrder::{Published, Repacked};
+        use SmallMBlock::{Eight, Four, Narrow, Sixteen};
+        let cases = [
+            (Published, Four, 1, [2, 7168, 2048], "four, k split by 1 *"),
+            (Published, Eight, 1, [8, 6144, 4096], "four, k split by 2 *"),
+            (Published, Four, 2, [16, 4096, 4096], "four, k split by 2 *"),
+            (Published, Eight, 1, [2, 5120, 8192], "four, k split by 2 +"),
+            (Published, Four, 2, [2, 12288, 4096], "eight, k split by 1 +"),
+            (Published, Four, 2, [8, 14336, 4096], "four, k split by 2"),
+            (Published, Four, 1, [2, 24576, 1536], "four, k split by 1"),
+            (Published, Eight, 2, [2, 2112, 7168], "narrow, k split by 1 +"),
+            (Published, Sixteen, 1, [16, 2112, 7168], "narrow, k split by 1 +"),
+            (Published, Sixteen, 1, [2, 3072, 7168], "eight, k split by 2 +"),
+            (Published, Eight, 2, [8, 4096, 7168], "sixteen, k split by 1"),
+            (Published, Sixteen, 1, [16, 4096, 7168], "eight, k split by 2 +"),
+            (Published, Four, 4, [8, 5120, 5120], "eight, k split by 2 +"),
+            (Published, Four, 4, [8, 5120, 8192], "eight, k split by 2 +"),
+            (Published, Four, 8, [8, 576, 7168], "four, k split by 8"),
+            (Repacked, Four, 1, [8, 7168, 2048], "four, k split by 1 *"),
+            (Repacked, Four, 8, [16, 576, 7168], "four, k split by 8 *"),
+            (Repacked, Eight, 1, [8, 8192, 8192], "eight, k split by 1 !"),
+            (Repacked, Eight, 1, [2, 10240, 8192], "four, k split by 2 !"),
+            (Repacked, Eight, 2, [2, 3072, 7168], "sixteen, k split by 1"),
+            (Repacked, Narrow, 2, [2, 2112, 7168], "narrow, k split by 2"),
+            // One row, where the kernels that keep it are not taken.
+            (Repacked, Eight, 2, [1, 4096, 4096], "narrow, k split by 1"),
+            (Repacked, Sixteen, 1, [1, 4096, 7168], "sixteen, k split by 1"),
+        ];
+        for (codes, block, split, mnk, want) in cases {
+            let link = SmallMConfig::new(block, split).unwrap().in_chain(codes, mnk, 132).unwrap();
+            let how = match link {
+                AsLink { deep: true, paced: true, releases: 1, .. } => " *",
+                AsLink { deep: false, paced: true, releases: 1, .. } => " +",
+                AsLink { deep: false, paced: false, releases: 1, .. } => "",
+                AsLink { deep: false, releases: 0, .. } => " !",
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(format!("{}{how}", link.config), want, "{codes}, {block}, {split}, {mnk:?}");
+        }
     }
 
     /// Outside of chains, in the same record.

@@ -8,6 +8,7 @@ use super::launch::{Blocks, Kernel, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
 use super::small_m::InChain;
+use super::small_m_chain::LINK_STAGES;
 use super::small_m_codes::SmallMWeights;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, no_such_block, too_many_rows};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
@@ -36,6 +37,10 @@ fn name(block: SmallMBlock, tokens: usize, (weights, a_type): (SmallMWeights, DT
     format!("gemm_small_m_{}_{a_type}_{tokens}_{}", weights.name(), block.name().replace('-', "_"))
 }
 
+fn name_of_links(tokens: usize, serves: (SmallMWeights, DType)) -> String {
+    format!("{}_{LINK_STAGES}", name(SmallMBlock::Four, tokens, serves))
+}
+
 /// Dynamic shared memory in bytes.
 fn shared(block: SmallMBlock, tokens: usize, weights: SmallMWeights) -> u32 {
     match weights {
@@ -47,6 +52,8 @@ fn shared(block: SmallMBlock, tokens: usize, weights: SmallMWeights) -> u32 {
 /// The kernels of all files.
 pub(super) struct SmallMWeightsKernels {
     all: Vec<SmallMWeightsKernel>,
+    /// Of [`SmallMBlock::Four`], with [`LINK_STAGES`] steps on their way.
+    of_links: Vec<SmallMWeightsKernel>,
     /// Adds parts of sums that lie in memory.
     pub(super) join: Kernel,
 }
@@ -60,7 +67,7 @@ struct SmallMWeightsKernel {
 
 impl SmallMWeightsKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
-        let mut kernels = Vec::new();
+        let (mut all, mut of_links) = (Vec::new(), Vec::new());
         let [e2m1, repacked, e4m3] = [
             modules.file("gemm/small_m_e2m1")?,
             modules.file("gemm/small_m_repacked")?,
@@ -77,10 +84,15 @@ impl SmallMWeightsKernels {
                 SmallMBlock::of(operands).flat_map(|block| block.widths().iter().map(move |t| (block, *t)))
             {
                 let kernel = file.kernel_with_shared(&name(block, tokens, serves), shared(block, tokens, serves.0))?;
-                kernels.push(SmallMWeightsKernel { block, tokens, serves, kernel });
+                all.push(SmallMWeightsKernel { block, tokens, serves, kernel });
+                if block == SmallMBlock::Four {
+                    let (name, shared) = (name_of_links(tokens, serves), block.shared_with_stages(LINK_STAGES, tokens));
+                    let kernel = file.kernel_with_shared(&name, shared)?;
+                    of_links.push(SmallMWeightsKernel { block, tokens, serves, kernel });
+                }
             }
         }
-        Ok(Self { all: kernels, join: modules.file("gemm/small_m_join")?.kernel("gemm_small_m_join")? })
+        Ok(Self { all, of_links, join: modules.file("gemm/small_m_join")?.kernel("gemm_small_m_join")? })
     }
 }
 
@@ -294,7 +306,7 @@ impl<'a> SmallMWeightsCall<'a> {
             d_type: end.d_type,
             activation: end.activation,
             releases: place.releases,
-            loads_early: u32::from(place.loads_early),
+            loads_early: place.ahead as u32,
             scale_pitch: self.weights.scales(self.n, self.k).0 as u32,
             split: place.config.split(),
             alpha: self.end.alpha,
@@ -342,7 +354,7 @@ impl Kernels {
         let mut linked = None;
         let as_link = || {
             linked = OneRow::link_of(call.config, codes, mnk, self.sm_count).filter(|_| here);
-            linked.map_or_else(|| call.config.in_chain(mnk, self.sm_count), |one| Some(one.place(self.sm_count)))
+            linked.map_or_else(|| call.config.in_chain(codes, mnk, self.sm_count), |one| Some(one.place(self.sm_count)))
         };
         let place = match call.a_is_made {
             true => InChain::alone(call.config),
@@ -359,12 +371,18 @@ impl Kernels {
             return self.enqueued(stream, &place, &call.end);
         }
         let tokens = block.tokens(call.m);
-        let found = kernels.all.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
+        let kernels = if place.deep { &kernels.of_links } else { &kernels.all };
+        let found = kernels.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
         let kernel = found.ok_or_else(|| no_such_kernel(block, serves))?.kernel;
         let clusters = kernel.has_clusters();
         call.check_parts(clusters)?;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        let grid = grid.clusters(if clusters { split } else { 1 }).shared(shared(block, tokens, call.weights));
+        let shared = if place.deep {
+            block.shared_with_stages(LINK_STAGES, tokens)
+        } else {
+            shared(block, tokens, call.weights)
+        };
+        let grid = grid.clusters(if clusters { split } else { 1 }).shared(shared);
         // Other configurations of the plan may be what the memory is for.
         let parts = call.scratch.filter(|_| !clusters && split > 1);
         let problem = call.problem(&place, parts)?;

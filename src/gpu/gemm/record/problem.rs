@@ -37,6 +37,9 @@ pub(super) struct ProblemRecord {
     /// Absent where it is not asked for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     batch_invariant: bool,
+    /// The same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    chained: bool,
 }
 
 impl From<&GemmDesc> for ProblemRecord {
@@ -63,13 +66,14 @@ impl From<&GemmDesc> for ProblemRecord {
             accumulation: desc.accumulation.to_string(),
             out_amax: desc.out_amax.to_string(),
             batch_invariant: desc.batch_invariant,
+            chained: desc.chained,
         }
     }
 }
 
 impl ProblemRecord {
     /// Every field by its name, in words: for refusals.
-    pub(super) fn fields(&self) -> [(&'static str, String); 18] {
+    pub(super) fn fields(&self) -> [(&'static str, String); 19] {
         let word = |o: &Option<String>| o.clone().unwrap_or_else(|| "none".to_string());
         [
             ("m", self.m.to_string()),
@@ -90,6 +94,7 @@ impl ProblemRecord {
             ("accumulation", self.accumulation.clone()),
             ("out_amax", self.out_amax.clone()),
             ("batch_invariant", self.batch_invariant.to_string()),
+            ("chained", self.chained.to_string()),
         ]
     }
 }

@@ -111,7 +111,9 @@ mod tests {
         let found = table.find(&environment(), &desc()).unwrap();
         assert_eq!(found.measured_us(), Some(10.0));
         assert!(table.find(&environment(), &GemmDesc { m: 1, ..desc() }).is_none());
-        assert!(table.find(&environment(), &desc().with_batch_invariant(true)).is_none());
+        for other in [desc().with_batch_invariant(true), desc().with_chained(true)] {
+            assert!(table.find(&environment(), &other).is_none());
+        }
         assert_eq!(TuneTable::from_json(&table.to_json().unwrap()).unwrap(), table);
 
         let file = std::env::temp_dir().join(format!("scaled-gemm-tune-{}.json", std::process::id()));

@@ -32,6 +32,14 @@ fn the_kernels_are_those_of_the_table() {
         Shape::E4m3 { .. } | Shape::Tile { .. } => None,
     };
     assert_eq!(rows(REPACKED, "SMALL_M"), SmallMBlock::ALL.into_iter().filter_map(in_one_stage).collect::<Vec<_>>());
+    // Kernels of links, which are in both files, of as many warps, for which there are as many registers.
+    let Shape::E2m1 { pairs, warps, residents: [few, more], .. } = SmallMBlock::Four.shape() else { panic!("E2M1") };
+    let link = format!("four_{LINK_STAGES}, {pairs}, {warps}, {LINK_STAGES}, {few}, {more}");
+    assert_eq!([E2M1, REPACKED].map(|source| rows(source, "SMALL_M_LINK")), [[link.clone()], [link]]);
+    assert_eq!(
+        name_of_links(16, (SmallMWeights::Nvfp4Repacked, DType::F16)),
+        "gemm_small_m_nvfp4_repacked_f16_16_four_3"
+    );
     let tiles = |block: SmallMBlock| match block.shape() {
         Shape::Tile { stages, residents, .. } => {
             let name = block.name().replace('-', "_");
