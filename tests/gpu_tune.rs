@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::gemm::*;
 use common::*;
 use scaled_gemm::{
-    CacheState, DType, Error, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut,
+    CacheState, CodeOrder, DType, Error, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut,
     PlanOptions, QuantMatrix, Scheme, Sm90Config, Timing, TuneOptions, TuneRecord, TuneTable, Verdict,
 };
 
@@ -202,6 +202,46 @@ fn blocks_of_sixteen_and_weights_alone() {
     tune_product(&handle, &ops, Case { gap: 8, ..Case::new(DType::Bf16) }, CacheState::Cold);
     let ops = PlainOperands::of(&handle, &x, DType::Bf16, 8, quantized(&w, Scheme::Fp8Group128x128(E4M3)));
     tune_product(&handle, &ops, Case { gap: 8, ..Case::new(DType::Bf16) }, CacheState::Cold);
+}
+
+/// As links of chains, of several copies of the weights, with what these keep and in their order; records are found where chains are asked for, and nowhere else.
+#[test]
+fn links_of_chains() {
+    let Some(handle) = handle() else { return };
+    let chained = Case { chained: true, ..Case::new(DType::Bf16) };
+    tune(&handle, [16, 2112, 1024], BLOCKS, chained, CacheState::Cold);
+    tune(
+        &handle,
+        [130, 520, 2048],
+        TENSORS,
+        Case { beta: Some(0.5), chained: true, ..Case::new(DType::F32) },
+        CacheState::Warm,
+    );
+    let mut rng = Noise::new(68);
+    let (x, w) = (rng.matrix(16, 1024, DType::Bf16), rng.matrix(2112, 1024, DType::Bf16));
+    let mut ops = PlainOperands::of(&handle, &x, DType::Bf16, 8, quantized(&w, Scheme::Nvfp4));
+    ops.b.keep_dequantized(&handle, DType::Bf16).unwrap();
+    tune_product(&handle, &ops, chained, CacheState::Cold);
+    ops.b.forget_dequantized();
+    ops.b.repack(&handle, CodeOrder::Repacked).unwrap();
+    let extras = Extras::new(&handle, &mut rng, 16, 2112, &[]);
+    let desc = chained.desc(&ops);
+    if offered(&handle, &desc).is_empty() {
+        println!("skipped: {} has no {desc}", handle.device());
+        return;
+    }
+    let mut plan = handle.plan(&desc).unwrap();
+    let mut output = Output::new(&handle, &ops, &extras, &chained);
+    let report = plan.autotune(&handle, output.args(&ops, &extras, &chained), &options(CacheState::Cold)).unwrap();
+    assert!(report.trials.iter().all(|trial| matches!(trial.verdict, Verdict::Timed(us) if us < 1e6)), "{report:?}");
+    let alone = Case::new(DType::Bf16).desc(&ops);
+    let refusal = report.record.check(report.record.environment(), &alone).unwrap_err().to_string();
+    assert!(refusal.contains("chained is true in the record and false here"), "{refusal}");
+    let mut table = TuneTable::default();
+    table.insert(report.record);
+    handle.set_tuning(table);
+    let found = [desc, alone].map(|desc| handle.plan(&desc).unwrap().explain().contains("a record says so"));
+    assert_eq!(found, [true, false]);
 }
 
 /// Needs no GPU: measured times that a careless JSON reader returns one unit off.

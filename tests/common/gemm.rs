@@ -214,6 +214,8 @@ pub struct Case {
     pub amax: OutAmax,
     /// Elements between the rows of D and of the residual.
     pub gap: usize,
+    /// Whether it is planned for chains.
+    pub chained: bool,
 }
 
 impl Case {
@@ -229,6 +231,7 @@ impl Case {
             encode: 1.0,
             amax: OutAmax::Ignore,
             gap: 0,
+            chained: false,
         }
     }
 
@@ -240,6 +243,7 @@ impl Case {
             .with_accumulate(if self.beta.is_some() { Accumulate::Add } else { Accumulate::Replace })
             .with_accumulation(self.accumulation)
             .with_out_amax(self.amax)
+            .with_chained(self.chained)
     }
 }
 
@@ -378,7 +382,7 @@ impl Output {
         let d = MatMut::new(&mut self.buffer, self.dtype, self.rows, self.cols);
         let d = d.unwrap().with_row_stride(self.stride).unwrap();
         let mut args = call(d).alpha(case.alpha).activation(case.activation);
-        args = args.accumulation(case.accumulation);
+        args = args.accumulation(case.accumulation).chained(case.chained);
         if let Some(beta) = case.beta {
             args = args.accumulate(beta);
         }

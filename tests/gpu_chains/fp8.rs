@@ -36,6 +36,49 @@ fn every_block_of_fp8_is_a_link() {
     });
 }
 
+/// What is planned for chains is launched as planned there, and outside of them too, to the same bits, whatever the arguments say of the place; and by whoever asks for it without a plan.
+#[test]
+fn plans_for_chains_serve_calls_at_any_place() {
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        // Of which the rules choose other parts of k than alone.
+        let cases = [(16, 9216, By::Quantized(BLOCKS.0, BLOCKS.1)), (2, 4096, By::SmallM(Scheme::Nvfp4))];
+        for (m, n, kind) in cases {
+            let mut net = Net::new(&handle, m, n, &[kind], 60, 8);
+            for layer in &mut net.layers {
+                layer.plan = handle.plan(&layer.plan.desc().with_chained(true)).unwrap();
+                layer.plan.prepare(&handle, &layer.b).unwrap();
+            }
+            let chained = net.layers[0].plan.explain();
+            assert!(chained.contains(", chained on "), "{chained}");
+            let alone = handle.plan(&net.layers[0].plan.desc().with_chained(false)).unwrap().explain();
+            let algorithm = |text: &str| text.lines().find(|line| line.contains("algorithm: ")).map(str::to_string);
+            if handle.device().sm_count == 132 {
+                assert_ne!(algorithm(&alone), algorithm(&chained), "{chained}");
+            }
+            let words = format!("{m} x {n} x {n}, {kind:?}");
+            let want = net.want(&handle);
+            let (graph, links) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            assert_eq!(links[0], 60, "{words}");
+            net.check(&handle, &graph, &want, &words);
+            // The first product, by its problem.
+            net.reset(&handle);
+            net.quantize(&handle, 0).unwrap();
+            let Net { values, a, layers, .. } = &mut net;
+            let (x, d) = in_and_out(values, 0);
+            let (x, d) = (MatRef::new(x, DType::Bf16, m, n).unwrap(), MatMut::new(d, DType::Bf16, m, n).unwrap());
+            let args = match a {
+                Some(a) => GemmArgs::new(a, &layers[0].b, d),
+                None => GemmArgs::weight_only(x, &layers[0].b, d),
+            };
+            let args = args.alpha(1.0 / (n as f32).sqrt()).chained(true);
+            assert_eq!(args.desc().unwrap(), *layers[0].plan.desc());
+            handle.scaled_gemm(args).unwrap();
+            assert!(net.read(&handle)[1] == want[1], "{words}: without a plan");
+        }
+    });
+}
+
 /// Parts of k of three to seven stages, one each, in rings that are not filled, filled, and filled once more: of few columns, to which alone blocks of two warpgroups with so few of them are given. The sum of all before is in
 /// the residual.
 #[test]

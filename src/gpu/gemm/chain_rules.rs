@@ -116,4 +116,5 @@ pub(crate) fn sort(all: &mut [SmallMConfig], codes: CodeOrder, [m, n, k]: [usize
 }
 
 #[cfg(test)]
+#[allow(clippy::approx_constant, reason = "6.28 is a time")]
 mod tests;

@@ -280,7 +280,7 @@ impl std::fmt::Display for Trial {
 /// Copies of B, with what it keeps.
 fn copies(handle: &Handle, b: &QuantMatrix) -> Result<Vec<QuantMatrix>> {
     let host = b.to_host(handle)?;
-    let count = (2 * handle.device().l2_bytes as usize).div_ceil(b.device_bytes().max(1)).clamp(2, MOST_COPIES);
+    let count = (2 * handle.device().l2_bytes).div_ceil(b.device_bytes().max(1)).clamp(2, MOST_COPIES);
     let copy = |_| {
         let mut copy = QuantMatrix::from_host(handle, &host)?;
         copy.repack(handle, b.code_order())?;
