@@ -279,7 +279,8 @@ fn as_planned(handle: &Handle, [m, n, k]: [usize; 3], a: &str, b: &str) -> Ways 
     let mut jobs = Vec::new();
     for chained in [false, true] {
         for order in CodeOrder::ALL.into_iter().filter(|order| order.check(b, n, k).is_ok()) {
-            let plan = handle.plan(&desc.with_b_order(order).with_chained(chained)).map_err(|error| error.to_string())?;
+            let plan =
+                handle.plan(&desc.with_b_order(order).with_chained(chained)).map_err(|error| error.to_string())?;
             let repacked = if order == CodeOrder::Repacked { " repacked" } else { "" };
             let name = format!("{}{repacked}{}", plan.formulation(), if chained { " chained" } else { "" });
             jobs.push(Job { name, plan, chained });

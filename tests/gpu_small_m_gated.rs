@@ -203,11 +203,12 @@ fn graphs_and_chains_give_the_eager_bits() {
     let x = QuantMatrix::from_host(&handle, &quantized(&tiled(&mut rng, m, n), A)).unwrap();
     let mut hidden: Vec<_> = (0..links).map(|_| QuantMatrix::zeros(&handle, A, m, n).unwrap()).collect();
     let mut d = handle.alloc(m * n * 2).unwrap();
+    // As planned for calls alone, and every second for links of chains.
     let run = |hidden: &mut [QuantMatrix], d: &mut DeviceBuffer| -> scaled_gemm::Result<()> {
         for (i, weights) in weights.iter().enumerate() {
             let (before, rest) = hidden.split_at_mut(i);
             let a = before.last().unwrap_or(&x);
-            handle.fused_gemm(FusedGemmArgs::swiglu(a, weights, &mut rest[0]).alpha(0.125))?;
+            handle.fused_gemm(FusedGemmArgs::swiglu(a, weights, &mut rest[0]).alpha(0.125).chained(i % 2 == 1))?;
         }
         let d = MatMut::new(d, DType::Bf16, m, n)?;
         handle.fused_gemm(FusedGemmArgs::swiglu(&hidden[links - 1], &weights[0], d).alpha(0.125))
@@ -252,6 +253,17 @@ fn others_are_of_sm90_or_refused() {
     assert!(text(&many, |args| args).unwrap().contains("our kernels for sm_90 serve"));
     assert!(text(&a, |args| args.batch_invariant(true)).unwrap().contains("our kernels for sm_90 serve"));
     assert!(text(&a, |args| args.config(Sm90Config::Tile64x128)).unwrap().contains("64x128"));
+    // Planned for chains, in other parts of k.
+    let zeros = |scheme, rows| QuantMatrix::zeros(&handle, scheme, rows, 7168).unwrap();
+    let (tokens, wide) = (zeros(A, 9), zeros(B, 4096));
+    let mut hidden = handle.alloc(9 * 2048 * 2).unwrap();
+    let mut words = |chained| {
+        let to = MatMut::new(&mut hidden, DType::Bf16, 9, 2048).unwrap();
+        FusedGemmArgs::swiglu(&tokens, &wide, to).chained(chained).explain(&handle).unwrap()
+    };
+    let [alone, chained] = [false, true].map(&mut words);
+    assert!(chained.contains("one launch of small-m, "), "{chained}");
+    assert!(handle.device().sm_count != 132 || alone != chained, "{alone}");
     fn forced(args: FusedGemmArgs<'_>) -> FusedGemmArgs<'_> {
         args.small_m_config(SmallMConfig::new(SmallMBlock::Two, 2).unwrap())
     }

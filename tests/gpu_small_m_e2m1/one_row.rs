@@ -135,16 +135,18 @@ fn links_have_the_bits_of_products_alone() {
 fn repacked_links_have_the_bits_of_products_alone() {
     let Some(handle) = decoding() else { return };
     let mut rng = Noise::new(200);
-    // Of 3400 rows blocks of 32 fill a GPU nearly, of 264 not.
+    // Of 3400 rows blocks of 32 fill a GPU nearly, of 264 not; of 6528 some multiprocessors have two.
     let cases = [
         ([264, 2048], of(Four, 1), Some((Four, 4))),
-        ([264, 4608], of(Four, 1), Some((Four, 2))),
+        ([264, 4608], of(Four, 1), Some((Four, 4))),
+        ([6528, 4608], of(Four, 1), Some((Four, 2))),
         ([264, 1152], of(Four, 1), None),
         ([264, 2048], of(Four, 2), Some((Four, 2))),
         ([3400, 4096], of(Eight, 1), Some((Eight, 3))),
         ([3400, 4096], of(Four, 2), Some((Eight, 3))),
         ([3400, 2048], of(Eight, 1), Some((Eight, 2))),
         ([264, 7168], of(Sixteen, 1), Some((Eight, 2))),
+        ([264, 7168], of(Eight, 1), Some((Four, 4))),
         ([264, 7168], of(Eight, 2), None),
     ];
     for pair in &OWN[..2] {

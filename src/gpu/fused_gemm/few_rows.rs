@@ -6,7 +6,8 @@ use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, CodeOrder, DType};
 use crate::gpu::device::memory::Span;
-use crate::gpu::gemm::small_m_rules;
+use crate::gpu::gemm::small_m_step::SmallMGpu;
+use crate::gpu::gemm::{chain_rules, small_m_rules};
 use crate::gpu::grouped::fit::{check_codes_apart, check_operands_apart};
 use crate::gpu::grouped::{GroupedA, few};
 use crate::gpu::handle::Handle;
@@ -18,7 +19,7 @@ use crate::gpu::matrix::QuantMatrix;
 
 impl<'a> FusedGemmArgs<'a> {
     /// The configuration of `small-m` for FP8 operands: the one asked for, or the one that should be fastest where it is before `sm90`.
-    pub(super) fn small_m(&self, layout: Sm90Scales, sm_count: usize) -> Result<Option<SmallMConfig>> {
+    pub(super) fn small_m(&self, layout: Sm90Scales, gpu: SmallMGpu) -> Result<Option<SmallMConfig>> {
         let ([m, n, k], blocks) = (self.mnk(), layout == Sm90Scales::Blocks);
         if let Some(config) = self.small_m_config {
             let operands = config.block().operands();
@@ -55,7 +56,12 @@ impl<'a> FusedGemmArgs<'a> {
         if !few || m > 32 || (m > 16 && 2 * n > 10240) {
             return Ok(None);
         }
-        Ok(small_m_rules::order(SmallMOperands::Fp8, CodeOrder::Published, [m, 2 * n, k], sm_count).first().copied())
+        let (codes, mnk) = (CodeOrder::Published, [m, 2 * n, k]);
+        let mut all = small_m_rules::order(SmallMOperands::Fp8, codes, mnk, gpu.sm_count);
+        if self.chained {
+            chain_rules::sort(&mut all, codes, mnk, gpu);
+        }
+        Ok(all.first().copied())
     }
 
     /// Scratch memory of SwiGLU of few rows to codes: the hidden layer in FP32.

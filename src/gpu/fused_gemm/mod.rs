@@ -69,6 +69,7 @@ pub struct FusedGemmArgs<'a> {
     small_m_config: Option<SmallMConfig>,
     scales_of_b: Option<DeviceBytes<'a>>,
     batch_invariant: bool,
+    chained: bool,
 }
 
 /// The most plain rows without groups: for more the codes are better decoded once, for all of them.
@@ -133,6 +134,7 @@ impl<'a> FusedGemmArgs<'a> {
             small_m_config: None,
             scales_of_b: None,
             batch_invariant: false,
+            chained: false,
         }
     }
 
@@ -190,6 +192,12 @@ impl<'a> FusedGemmArgs<'a> {
         Self { batch_invariant, ..self }
     }
 
+    /// Whether the call is a link of a chain, so that the fastest way there is taken, as for one product of both matrices ([`GemmDesc::chained`](crate::GemmDesc::chained)); not unless told. It decides the configuration of few rows without groups, and so their bits, which are the
+    /// same in a chain and outside of it.
+    pub fn chained(self, chained: bool) -> Self {
+        Self { chained, ..self }
+    }
+
     /// Matrices in B, of each group.
     fn matrices(&self) -> usize {
         if self.swiglu { 2 } else { 1 }
@@ -221,7 +229,7 @@ impl<'a> FusedGemmArgs<'a> {
             GroupedA::Quantized(a) => {
                 let layout = self.check_pair(handle, a)?;
                 self.check_shapes(handle)?;
-                Ok(match self.small_m(layout, handle.device().sm_count as usize)? {
+                Ok(match self.small_m(layout, SmallMGpu::of(handle))? {
                     Some(config) => Way::SmallM(a, config),
                     None => match self.in_steps(handle.device().sm_count as usize) {
                         Some(config) => Way::Sm90InSteps(a, layout, config),
@@ -253,7 +261,10 @@ impl<'a> FusedGemmArgs<'a> {
                 let config = match self.groups {
                     None if self.batch_invariant => few::tiles(weights, [a.rows(), a.cols()]).map(few::Gated::Tiles),
                     Some(_) => few::config(weights, self.usual_rows(), [a.rows(), a.cols()]).map(few::Gated::Tiles),
-                    None => few::gated(weights, [a.rows(), self.b.rows(), a.cols()], SmallMGpu::of(handle)),
+                    None => {
+                        let mnk = [a.rows(), self.b.rows(), a.cols()];
+                        few::gated(weights, mnk, SmallMGpu::of(handle), self.chained)
+                    }
                 };
                 Ok(Way::FewRows(weights, config?))
             }

@@ -70,6 +70,8 @@ impl Product {
                 ..=28 if !fill(150) => 4,
                 ..=16 => 4,
                 64..240 if fill(125) => 16,
+                // Of which some multiprocessors have three.
+                64.. if !fill(200) && fill(250) => 16,
                 48.. if !fill(250) => 4,
                 _ => 8,
             },

@@ -7,7 +7,7 @@ pub(crate) mod baseline;
 pub(crate) mod bf16;
 pub(crate) mod cache;
 pub(crate) mod call;
-mod chain_rules;
+pub(crate) mod chain_rules;
 pub(crate) mod choose;
 pub(crate) mod desc;
 mod explain;

@@ -10,6 +10,7 @@ use crate::gpu::device::info::DeviceInfo;
 use crate::gpu::device::memory::{DeviceBytes, Span};
 use crate::gpu::device::stream::Queue;
 use crate::gpu::gemm::available::HOPPER;
+use crate::gpu::gemm::chain_rules;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_step::{How, SmallMGpu};
 use crate::gpu::gemm::wgmma_rules::order_on;
@@ -97,12 +98,16 @@ impl std::fmt::Display for Gated {
 /// weights mostly have it up to 16 rows, or its tiles do not all run at once, the product and a pass are faster than both in one kernel, whose tiles are slower by more than the pass takes (H200,
 /// 2026-11, the record of experts, m = 1: `nvfp4-row` 57344 x 8192 88 us for the product, 89.4 with the pass, 106 in one kernel; FP8 70.5 of 36864 x 7168 for the product, 74.4 in one kernel; 11.0 and 12.0 of
 /// 4096 x 7168). And so it is where the product is one of warpgroup products, of which there are none with two matrices without groups.
-pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu) -> Result<Gated> {
+pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu, chained: bool) -> Result<Gated> {
     let (config, codes) = (tiles(weights, [mnk[0], mnk[2]])?, weights.code_order());
     let then_pass = |own: SmallMConfig| {
         gpu.wgmma(own, codes, mnk).is_some() || own.block() != config.tile().block() || !at_once(own, mnk, gpu.sm_count)
     };
-    Ok(match order_on(weights.operands(), codes, mnk, gpu).first() {
+    let mut all = order_on(weights.operands(), codes, mnk, gpu);
+    if chained {
+        chain_rules::sort(&mut all, codes, mnk, gpu);
+    }
+    Ok(match all.first() {
         Some(own) if then_pass(*own) => {
             Gated::ThenPass(*own, gpu.how(*own, codes, mnk), gpu.scratch_bytes(*own, codes, mnk))
         }
@@ -525,7 +530,7 @@ mod tests {
     #[test]
     fn gated_products_are_of_tiles_that_all_run_at_once() {
         let on = |wgmma, weights, m, n: usize| {
-            gated(weights, [m, 2 * n, 7168], SmallMGpu { sm_count: 132, clusters: true, wgmma }).unwrap()
+            gated(weights, [m, 2 * n, 7168], SmallMGpu { sm_count: 132, clusters: true, wgmma }, false).unwrap()
         };
         let way = |weights, m, n| on(false, weights, m, n);
         let block = |gated| match gated {
