@@ -2,10 +2,11 @@
 
 use ndarray::Array2;
 use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, SumBound};
-use scaled_gemm::{DType, Fp8Format, Handle, Recipe, Scheme};
+use scaled_gemm::{DType, Fp8Format, Handle, Recipe, Scheme, SmallMBlock, SmallMConfig};
 
 use super::hazards::alone;
 use super::net::*;
+use super::small_m_weights;
 use crate::common::*;
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -22,9 +23,22 @@ fn each_link_once() {
         let [nvfp4, repacked, mxfp4] =
             [By::SmallM(Scheme::Nvfp4), By::Repacked(Scheme::Nvfp4), By::SmallM(Scheme::Mxfp4)];
         let mut all = 0;
-        for (m, kinds) in [(1, &[nvfp4, repacked, mxfp4][..]), (16, &[repacked, mxfp4]), (1, &[blocks]), (16, &[rows])]
-        {
-            let mut net = Net::new(&handle, m, 1024, kinds, 6, 2);
+        // Of three steps, by the kernels of links.
+        let four = Some(SmallMConfig::new(SmallMBlock::Four, 1).unwrap());
+        let cases = [
+            (1, 1024, &[nvfp4, repacked, mxfp4][..], None),
+            (16, 1024, &[repacked, mxfp4], None),
+            (1, 1024, &[blocks], None),
+            (16, 1024, &[rows], None),
+            (2, 1536, &[nvfp4, repacked, mxfp4], four),
+            (16, 1536, &[nvfp4, repacked, mxfp4], four),
+        ];
+        for (m, n, kinds, config) in cases {
+            let mut net = Net::new(&handle, m, n, kinds, 6, 2);
+            for layer in net.layers.iter_mut().filter(|_| config.is_some()) {
+                layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), config.unwrap());
+                layer.plan.prepare(&handle, &layer.b).unwrap();
+            }
             let want = net.want(&handle);
             let (graph, [links, _]) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
             net.reset(&handle);
@@ -32,7 +46,7 @@ fn each_link_once() {
             assert!(net.read(&handle) == want, "m = {m}, {kinds:?}");
             all += links;
         }
-        assert!(all >= 12, "{all} links");
+        assert!(all >= 24, "{all} links");
     });
 }
 
