@@ -125,7 +125,9 @@ fn fills_once(config: SmallMConfig, codes: CodeOrder, [m, n, k]: [usize; 3], sm_
     let (block, tiles) = (config.block(), config.block().tiles(n));
     let (split, places, tenths) = match (block, codes) {
         // Also where a quarter of the multiprocessors has none (m = 2, 3072 x 7168, 8.5 us for 9.4, in a chain 7.7 for 9.5, repacked 6.7 for 7.4, 6.0 for 8.6; the record of links).
-        (SmallMBlock::Sixteen, _) if m <= 8 => (1, sm_count, 7),
+        // As published with a longer k alone (2 and 8 x 4096 x 4096 in two parts of `four` 6.6 and 6.8 us for 6.8 and 7.3; the record of links planned for chains).
+        (SmallMBlock::Sixteen, CodeOrder::Published) if m <= 8 && k > 4096 => (1, sm_count, 7),
+        (SmallMBlock::Sixteen, CodeOrder::Repacked) if m <= 8 => (1, sm_count, 7),
         (SmallMBlock::Narrow, CodeOrder::Published) if m <= 2 => (1, sm_count, 8),
         (SmallMBlock::Narrow, CodeOrder::Repacked) if m <= 8 => (2, sm_count, 8),
         (SmallMBlock::Eight, _) => (1, 2 * sm_count, 8),
