@@ -13,7 +13,7 @@ SMALL_M(eight, 2, 8, 1, 3, 2)
 SMALL_M(sixteen, 2, 16, 1, 1, 1)
 SMALL_M(narrow, 1, 16, 1, 2, 1)
 
-// As a link of a chain with few steps, which are all on their way before its wait, or all but one (H200, 2026-11, the record of links planned for chains). Mirror of `LINK_STAGES` in src/gpu/kernels/small_m_weights.rs.
+// As a link of a chain with few steps, which are all on their way before its wait, or all but one (H200, 2026-11, the record of links planned for chains). Mirror of `LINK_STAGES` in src/gpu/kernels/small_m_chain.rs.
 #define SMALL_M_LINK(...) SMALL_M(__VA_ARGS__)
 SMALL_M_LINK(four_3, 2, 4, 3, 6, 4)
 

@@ -6,7 +6,7 @@ use scaled_gemm::{DType, Fp8Format, Handle, Recipe, Scheme, SmallMBlock, SmallMC
 
 use super::hazards::alone;
 use super::net::*;
-use super::small_m_weights;
+use super::{small_m_weights, told};
 use crate::common::*;
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -22,7 +22,7 @@ fn each_link_once() {
         let rows = By::Quantized(Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
         let [nvfp4, repacked, mxfp4] =
             [By::SmallM(Scheme::Nvfp4), By::Repacked(Scheme::Nvfp4), By::SmallM(Scheme::Mxfp4)];
-        let mut all = 0;
+        let [mut all, mut deep] = [0; 2];
         // Of three steps, by the kernels of links.
         let four = Some(SmallMConfig::new(SmallMBlock::Four, 1).unwrap());
         let cases = [
@@ -40,13 +40,15 @@ fn each_link_once() {
                 layer.plan.prepare(&handle, &layer.b).unwrap();
             }
             let want = net.want(&handle);
-            let (graph, [links, _]) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            let (graph, events) =
+                told::told("kernels::small_m", || handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
             net.reset(&handle);
             handle.launch(&graph).unwrap();
             assert!(net.read(&handle) == want, "m = {m}, {kinds:?}");
-            all += links;
+            let links = |field| events.iter().filter(|fields| fields.get(field).is_some_and(|is| is == "true")).count();
+            (all, deep) = (all + links("loads_early"), deep + links("deep"));
         }
-        assert!(all >= 24, "{all} links");
+        assert!(all >= 30 && deep >= 8, "{all} links with weights before their wait, {deep} by kernels of links");
     });
 }
 

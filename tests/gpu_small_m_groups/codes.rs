@@ -163,14 +163,15 @@ fn graphs_of_codes_give_the_eager_bits() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(324);
     let (n, k) = (256, 2080);
-    for (pair, m) in [(PAIRS[0], 9), (PAIRS[0], 40), (PAIRS[12], 9)] {
+    // Planned for calls alone, and for links.
+    for (pair, m, planned) in [(PAIRS[0], 9, false), (PAIRS[0], 9, true), (PAIRS[0], 40, false), (PAIRS[12], 9, true)] {
         let of = Experts::new(&handle, &mut rng, m, [1, 2 * n, k], pair);
         let down = quantized(&blocked(&mut rng, n, n), Scheme::Fp8Group128x128(F));
         let down = QuantMatrix::from_host(&handle, &down).unwrap();
         let mut hidden = target(&handle, m, n);
         let mut y = handle.alloc(m * n * 2).unwrap();
         let run = |hidden: &mut QuantMatrix, y: &mut DeviceBuffer| {
-            handle.fused_gemm(swiglu(&of, &mut *hidden, false))?;
+            handle.fused_gemm(swiglu(&of, &mut *hidden, false).chained(planned))?;
             handle.scaled_gemm(GemmArgs::new(hidden, &down, MatMut::new(y, DType::Bf16, m, n)?))
         };
         run(&mut hidden, &mut y).unwrap();

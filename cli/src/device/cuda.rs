@@ -302,8 +302,10 @@ impl Device for Cuda {
         memory::require(&what, 3 * (m + n) * k, memory::available(), "this machine")?;
         let (operands, d) = ((m + n) * k, m * n * out.bytes() as u64);
         let sets = self.sets((operands / 2 + d) as usize) as u64;
-        let memory = self.handle.device().memory_bytes as u64;
-        memory::require(&what, sets * (2 * operands + operands / 2 + d), Some(memory), "the GPU")
+        let (memory, l2) = (self.handle.device().memory_bytes as u64, self.handle.device().l2_bytes as u64);
+        // Links of chains are tuned with copies of the weights, twice as large as the L2 cache or two of them.
+        let copies = if self.chained { (2 * l2 + n * k).max(2 * n * k) } else { 0 };
+        memory::require(&what, sets * (2 * operands + operands / 2 + d) + copies, Some(memory), "the GPU")
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {

@@ -14,8 +14,11 @@ use super::{DecodeTime, Pair, RepackedTime};
 struct Way([GemmPlan; 2]);
 
 impl Way {
-    fn of(desc: &GemmDesc, plan: impl Fn(&GemmDesc) -> Result<GemmPlan>) -> Result<Self> {
-        Ok(Self([plan(desc)?, plan(&desc.with_chained(true))?]))
+    /// Both of the formulation that is planned for calls behind one another.
+    fn of(cuda: &Cuda, desc: &GemmDesc, plan: GemmPlan) -> Result<Self> {
+        let same = PlanOptions::default().with_formulation(plan.formulation());
+        let chained = cuda.handle.plan_with(&desc.with_chained(true), &same)?;
+        Ok(Self([plan, chained]))
     }
 
     fn prepare(&mut self, cuda: &Cuda, b: &QuantMatrix) -> Result<()> {
@@ -31,11 +34,11 @@ impl Way {
 /// The plan of the handle, then one for each other way.
 fn ways(cuda: &Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<Way>> {
     let desc = cuda.desc(mnk, pair.a.operand(), pair.b.scheme(), out);
-    let mut ways = vec![Way::of(&desc, |desc| cuda.handle.plan(desc))?];
+    let mut ways = vec![Way::of(cuda, &desc, cuda.handle.plan(&desc)?)?];
     for formulation in cuda.handle.supports(&desc)? {
         if formulation != ways[0].plan().formulation() {
             let options = PlanOptions::default().with_formulation(formulation);
-            ways.push(Way::of(&desc, |desc| cuda.handle.plan_with(desc, &options))?);
+            ways.push(Way::of(cuda, &desc, cuda.handle.plan_with(&desc, &options)?)?);
         }
     }
     Ok(ways)
@@ -56,7 +59,7 @@ fn kept_way(
     let dtype = kept_dtype(pair.a.operand(), out);
     let desc = cuda.desc(mnk, pair.a.operand(), pair.b.scheme(), out).with_kept(KeptWeights::Dequantized(dtype));
     let options = PlanOptions::default().with_formulation(Formulation::DequantizedBf16);
-    let mut way = Way::of(&desc, |desc| cuda.handle.plan_with(desc, &options))?;
+    let mut way = Way::of(cuda, &desc, cuda.handle.plan_with(&desc, &options)?)?;
     let kept = cuda.quantized_weights(sets, mnk, pair)?;
     for b in &kept {
         b.keep_dequantized(&cuda.handle, dtype)?;
@@ -79,7 +82,7 @@ fn repacked_way(
         return Ok(None);
     }
     let desc = cuda.desc(mnk, pair.a.operand(), pair.b.scheme(), out).with_b_order(order);
-    let mut way = Way::of(&desc, |desc| cuda.handle.plan(desc))?;
+    let mut way = Way::of(cuda, &desc, cuda.handle.plan(&desc)?)?;
     let mut weights = cuda.quantized_weights(sets, mnk, pair)?;
     for b in &mut weights {
         b.repack(&cuda.handle, order)?;

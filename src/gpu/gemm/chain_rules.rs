@@ -5,7 +5,7 @@
 
 use crate::format::CodeOrder;
 use crate::gpu::gemm::small_m_step::SmallMGpu;
-use crate::gpu::kernels::{SmallMConfig, SmallMOperands};
+use crate::gpu::kernels::{FEW_ROWS, SmallMConfig, SmallMOperands};
 
 /// A product, and a GPU's multiprocessors.
 #[derive(Clone, Copy)]
@@ -23,8 +23,8 @@ impl Product {
         100 * self.n.div_ceil(rows) <= hundredths * self.sm_count
     }
 
-    /// FP8, up to 16 rows: made from all configurations at 46 shapes and m of 1 and 16 (the record of paced links), and mended at two of 28 others (H200, 2026-11, that record and the one of links planned for chains). What it takes is 1.001 of the fastest link's time on average,
-    /// 1.04 at most; that of as many parts as are the fastest alone 1.01 (m = 1) to 1.04 (16), 1.14 at most.
+    /// FP8, up to 16 rows: made from all configurations at 46 shapes and m of 1 and 16 (the record of paced links), and mended at two of 28 others (H200, 2026-11, that record and the one of links planned for chains). What it takes is 1.003 of the time of the fastest number of parts on average,
+    /// 1.05 at most; what is planned for calls alone 1.017, 1.26 at most.
     fn parts_of_fp8(&self) -> usize {
         let Self { m, steps, .. } = *self;
         let (few, tiles) = (m <= 8, |hundredths| self.fill(64, hundredths));
@@ -102,7 +102,7 @@ impl Product {
 pub(crate) fn sort(all: &mut [SmallMConfig], codes: CodeOrder, [m, n, k]: [usize; 3], gpu: SmallMGpu) {
     let Some(operands) = all.first().map(|first| first.block().operands()) else { return };
     let is_link = all.first().is_some_and(|first| !first.block().takes_passes());
-    if !gpu.wgmma || m > 16 || !is_link {
+    if !gpu.wgmma || m > FEW_ROWS || !is_link {
         return;
     }
     let product = Product { m, n, steps: k.div_ceil(128), sm_count: gpu.sm_count };

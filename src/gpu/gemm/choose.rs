@@ -125,9 +125,9 @@ fn cannot_load(handle: &Handle, candidate: &Candidate) -> Result<Option<Error>> 
 }
 
 impl GemmPlan {
-    /// Takes the choice of a record, or refuses it.
-    pub(super) fn take_record(&mut self, handle: &Handle, record: &TuneRecord) -> Result<()> {
-        record.check(&self.environment, &self.desc)?;
+    /// Takes the choice of a record for this problem, or refuses it.
+    pub(super) fn take_record(&mut self, handle: &Handle, record: &TuneRecord, problem: &GemmDesc) -> Result<()> {
+        record.check(&self.environment, problem)?;
         if let Some(asked) = self.options.formulation.filter(|f| *f != record.formulation()) {
             return Err(Error::Record {
                 reason: format!("formulation is {} in the record and {asked} was asked for", record.formulation()),
@@ -159,11 +159,17 @@ impl GemmPlan {
 
     /// Takes the choice of the handle's tuning table, if it has one that still works. Never silent: it is logged.
     pub(super) fn take_tuned(&mut self, handle: &Handle) -> Result<bool> {
-        let found = handle.slot::<PlanState>().tuning.find(&self.environment, &self.desc).cloned();
-        let Some(record) = found.filter(|r| self.options.formulation.is_none_or(|f| f == r.formulation())) else {
-            return Ok(false);
-        };
-        let reason = match self.take_record(handle, &record) {
+        let asked = |r: &TuneRecord| self.options.formulation.is_none_or(|f| f == r.formulation());
+        let found = |problem: &GemmDesc| handle.slot::<PlanState>().tuning.find(&self.environment, problem).cloned();
+        let mut problem = self.desc;
+        let mut record = found(&problem);
+        if record.is_none() && problem.chained {
+            // Measured for calls alone, which holds in chains but for what is planned otherwise there.
+            problem = problem.with_chained(false);
+            record = found(&problem).filter(|record| !record.algorithm().is_of_links(problem.m));
+        }
+        let Some(record) = record.filter(asked) else { return Ok(false) };
+        let reason = match self.take_record(handle, &record, &problem) {
             Ok(()) => match self.candidate.as_ref().map_or(Ok(None), |candidate| cannot_load(handle, candidate))? {
                 None => return Ok(true),
                 Some(error) => error.to_string(),

@@ -94,7 +94,7 @@ pub struct GemmDesc {
     /// Whether calls are links of a [chain](crate::Handle::chain), as all products of a decode step are: then the plan takes what is the fastest there. A link waits for the one before it with a
     /// part of its weights loaded, and of few rows other parts of k are the fastest than alone (4096 x 7168, `fp8-1x128` x `fp8-128x128`, 16 rows: eight, 7.8 us for 8.6 of four, which alone take 10.2 and 9.9). It
     /// says nothing of what is computed: such a plan may be called outside of chains, and others in them, in the same bits at either place. But two plans that differ in this may sum in
-    /// another order of k, and so differ in the last bits of D.
+    /// another order of k, and so differ in the last bits of D. Records of calls alone hold in chains, too, but for those of `small-m` up to 16 rows.
     pub chained: bool,
 }
 

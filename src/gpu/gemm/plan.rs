@@ -119,7 +119,7 @@ impl Handle {
         }
         self.load_kernels_of(desc)?;
         if let Some(record) = &options.record {
-            plan.take_record(self, record)?;
+            plan.take_record(self, record, desc)?;
         } else if !plan.take_tuned(self)? {
             plan.choose(self)?;
         }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
-use crate::gpu::kernels::{Sm90Config, SmallMConfig};
+use crate::gpu::kernels::{FEW_ROWS, Sm90Config, SmallMConfig};
 use problem::ProblemRecord;
 
 /// Layout of the JSON. Version 1, which knew cuBLASLt's algorithms only, is read too; a record of another is refused.
@@ -55,6 +55,13 @@ pub enum Algorithm {
     /// Our product of few rows, in this configuration.
     #[serde(rename = "small-m")]
     SmallM(SmallMConfig),
+}
+
+impl Algorithm {
+    /// Whether calls of so many rows are links of chains, for which other parts of k are planned than for calls alone (`chain_rules`).
+    pub(crate) fn is_of_links(&self, m: usize) -> bool {
+        matches!(self, Self::SmallM(config) if m <= FEW_ROWS && !config.block().takes_passes())
+    }
 }
 
 /// An algorithm of cuBLASLt.

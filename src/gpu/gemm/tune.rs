@@ -18,7 +18,7 @@ use crate::gpu::measure::Timing;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheState {
     /// Nothing of the operands: a buffer of twice the cache's size is overwritten before each call. This is how a layer finds
-    /// its weights when other layers ran in between.
+    /// its weights when other layers ran in between. Of a [chained](crate::GemmDesc::chained) problem nothing of B, of which copies take turns; A and D are warm, as what the layer before has just written is.
     #[default]
     Cold,
     /// What the call before left there: graphs of 24 calls, so that the GPU is timed and not the host.
@@ -161,7 +161,7 @@ impl GemmPlan {
             }
         }
         let copies = match (self.desc.chained, options.cache) {
-            (true, CacheState::Cold) => copies(handle, args.b)?,
+            (true, CacheState::Cold) if !right.is_empty() => copies(handle, args.b)?,
             _ => Vec::new(),
         };
         let repeats = |(place, ..): &(usize, usize, usize)| {
@@ -191,7 +191,7 @@ impl GemmPlan {
         let Some((us, place, algorithm, winner)) = best else {
             let reasons: Vec<String> = trials.iter().map(Trial::to_string).collect();
             return Err(Error::unsupported(
-                format!("autotuning {desc}"),
+                format!("autotuning {}", self.desc),
                 format!("no candidate works: {}", reasons.join("; ")),
                 "see what Handle::supports says; a failure of every candidate is a broken installation",
             ));
@@ -203,7 +203,7 @@ impl GemmPlan {
         self.measured_us = Some(us);
         self.reason = format!("the fastest of {} measured here", trials.len());
         let record = self.record().ok_or_else(|| nothing_to_tune(self))?;
-        tracing::info!(%us, winner = %trials[winner], "tuned {desc}");
+        tracing::info!(%us, winner = %trials[winner], "tuned {}", self.desc);
         Ok(TuneReport { trials, winner, record })
     }
 
@@ -280,7 +280,9 @@ impl std::fmt::Display for Trial {
 /// Copies of B, with what it keeps.
 fn copies(handle: &Handle, b: &QuantMatrix) -> Result<Vec<QuantMatrix>> {
     let host = b.to_host(handle)?;
-    let count = (2 * handle.device().l2_bytes).div_ceil(b.device_bytes().max(1)).clamp(2, MOST_COPIES);
+    // What every way reads of one at the least: beside it values that are kept, which not every way reads, keep nothing out of the cache.
+    let bytes = b.codes().len() + b.scales().len() + b.block_scales().len();
+    let count = (2 * handle.device().l2_bytes).div_ceil(bytes.max(1)).clamp(2, MOST_COPIES);
     let copy = |_| {
         let mut copy = QuantMatrix::from_host(handle, &host)?;
         copy.repack(handle, b.code_order())?;

@@ -529,9 +529,17 @@ mod tests {
     /// Where one kernel was faster than the product and a pass, and where not (H200, the record of experts).
     #[test]
     fn gated_products_are_of_tiles_that_all_run_at_once() {
-        let on = |wgmma, weights, m, n: usize| {
-            gated(weights, [m, 2 * n, 7168], SmallMGpu { sm_count: 132, clusters: true, wgmma }, false).unwrap()
+        let of = |wgmma, weights, mnk, chained| {
+            gated(weights, mnk, SmallMGpu { sm_count: 132, clusters: true, wgmma }, chained).unwrap()
         };
+        let on = |wgmma, weights, m, n: usize| of(wgmma, weights, [m, 2 * n, 7168], false);
+        // Planned for chains, in other parts of k, as one product of both is.
+        let [alone, chained] = [false, true].map(|chained| of(true, SmallMWeights::Nvfp4, [8, 5120, 8192], chained));
+        let parts = |gated| match gated {
+            Gated::ThenPass(config, ..) => config.block().parts() as u32 * config.split(),
+            Gated::Tiles(_) => 0,
+        };
+        assert_eq!([parts(alone), parts(chained)], [8, 16]);
         let way = |weights, m, n| on(false, weights, m, n);
         let block = |gated| match gated {
             Gated::Tiles(_) => None,

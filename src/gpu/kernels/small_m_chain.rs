@@ -219,7 +219,7 @@ impl Link {
         AsLink { config, releases: u32::from(releases), deep, paced }
     }
 
-    /// Whether it releases the next kernel behind its wait: where that finds places, or with few steps, of which half or more are on their way by then. (Of many 8192 x 8192 by `eight` takes 18 us for 15, 2 rows; 3072 x 7168 in two parts of it, with three, 6.8 for 9.2.)
+    /// Whether it releases the next kernel behind its wait: where that finds places, or with few steps. (Of many 8192 x 8192 by `eight` takes 18 us for 15, 2 rows; 3072 x 7168 in two parts of it, with three, 6.8 for 9.2.)
     fn e2m1_releases(&self, config: SmallMConfig, codes: CodeOrder) -> bool {
         let (steps, blocks, few) = (self.steps(config), self.blocks(config), self.m <= 8);
         if !self.at_once(config) || steps <= 2 || finds_places(blocks, self.places(config), self.sm_count) {
@@ -230,7 +230,7 @@ impl Link {
             SmallMBlock::Four => steps <= 3 && 2 * blocks > 5 * self.sm_count,
             SmallMBlock::Eight if few => {
                 let least = codes == CodeOrder::Published || 10 * blocks <= 19 * self.sm_count;
-                2 * blocks <= 3 * self.sm_count || (steps <= 4 && least)
+                (steps <= 8 && 2 * blocks <= 3 * self.sm_count) || (steps <= 4 && least)
             }
             _ => false,
         }
@@ -255,8 +255,8 @@ impl Link {
             8 => of(Four, 8),
             16 if each <= 30 => of(Four, 16),
             // Of half as many rows each, one for each multiprocessor: 2112 x 7168, 2 rows 5.2 us for 5.8.
-            16 if each <= 55 && self.k >= 4096 => of(Narrow, 16),
-            16 if each <= 55 => of(Eight, 16),
+            16 if Narrow.tiles(self.n) <= self.sm_count && self.k >= 4096 => of(Narrow, 16),
+            16 if each <= 55 && self.k < 4096 => of(Eight, 16),
             16 if few => {
                 let least = if codes == CodeOrder::Published { 90 } else { 70 };
                 of(if (least..=100).contains(&each) { Sixteen } else { Eight }, 16)
@@ -271,7 +271,7 @@ impl Link {
         self.k.div_ceil(128).div_ceil(config.split() as usize * config.block().parts())
     }
 
-    /// Whether the kernel of links is faster: all steps or all but one are on their way before the wait, and blocks are few (H200, 2026-11, the record of links planned for chains: 0.83 to 0.96 of the time; of more than three on a multiprocessor 1.04).
+    /// Whether the kernel of links is faster: all steps or all but one are on their way before the wait, and blocks are few (H200, 2026-11, the record of links planned for chains: 0.83 to 0.98 of the time; of more than three on a multiprocessor 1.04).
     fn is_deep(&self, config: SmallMConfig, codes: CodeOrder) -> bool {
         let least = match codes {
             CodeOrder::Published => LINK_STAGES,
@@ -346,6 +346,20 @@ mod tests {
                     assert_eq!(other.block().operands(), SmallMOperands::Fp8);
                 }
             }
+            for (own, codes) in
+                SmallMConfig::all(SmallMOperands::E2m1Weights).flat_map(|own| CodeOrder::ALL.map(|codes| (own, codes)))
+            {
+                let Some(AsLink { config, releases, deep, .. }) = own.in_chain(codes, [m, n, k], sm_count) else {
+                    continue;
+                };
+                assert_eq!(parts(config), parts(own), "{m} x {n} x {k}, {own}");
+                assert!(config.block().operands() == SmallMOperands::E2m1Weights && releases <= 1);
+                assert!(!deep || (config.block() == Four && m > 1));
+                // Blocks of many warps are not taken in more than one round.
+                let link = Link { m, n, k, sm_count };
+                let many = matches!(config.block(), SmallMBlock::Narrow | SmallMBlock::Sixteen) && config != own;
+                assert!(!many || link.at_once(config), "{m} x {n} x {k}, {own} by {config}");
+            }
         }
         let of = |block, split, mnk| {
             let link = config(block, split).in_chain(CodeOrder::Published, mnk, 132)?;
@@ -412,6 +426,9 @@ mod tests {
             (Published, Four, 1, [2, 24576, 1536], "four, k split by 1"),
             (Published, Eight, 2, [2, 2112, 7168], "narrow, k split by 1 +"),
             (Published, Sixteen, 1, [16, 2112, 7168], "narrow, k split by 1 +"),
+            // Not in a second round of blocks.
+            (Published, Four, 4, [16, 2304, 7168], "four, k split by 4 !"),
+            (Published, Eight, 2, [2, 3072, 28672], "eight, k split by 2 !"),
             (Published, Sixteen, 1, [2, 3072, 7168], "eight, k split by 2 +"),
             (Published, Eight, 2, [8, 4096, 7168], "sixteen, k split by 1"),
             (Published, Sixteen, 1, [16, 4096, 7168], "eight, k split by 2 +"),

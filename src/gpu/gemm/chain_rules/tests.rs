@@ -37,7 +37,7 @@ fn what_is_fastest_in_chains_comes_first() {
     let [published, repacked] = [(CodeOrder::Published, &PUBLISHED[..]), (CodeOrder::Repacked, &REPACKED[..])]
         .map(|(codes, cases)| judge(SmallMOperands::E2m1Weights, codes, [4, 8, 16, 32], cases));
     for (what, [[worst, average], [_, alone]], within) in
-        [("FP8", fp8, [1.05, 1.004]), ("published", published, [1.09, 1.006]), ("repacked", repacked, [1.08, 1.007])]
+        [("FP8", fp8, [1.05, 1.003]), ("published", published, [1.09, 1.003]), ("repacked", repacked, [1.08, 1.003])]
     {
         assert!(worst <= within[0] && average <= within[1], "{what}: {worst:.4} at worst, {average:.4} on average");
         assert!(alone >= average + 0.012, "{what}: {alone:.4} as planned for calls that stand alone");
