@@ -103,17 +103,23 @@ pub(crate) enum Card {
     H100,
 }
 
+impl Card {
+    /// That of a GPU of this name.
+    pub(crate) fn of(gpu: &str) -> Option<Self> {
+        match gpu {
+            "NVIDIA H200" => Some(Self::H200),
+            "NVIDIA H100 80GB HBM3" => Some(Self::H100),
+            _ => None,
+        }
+    }
+}
+
 /// The library that all rows were measured with.
 const LIBRARY: (Version, Version) = (Version::new(13, 1, 0), Version::new(13, 2, 0));
 
 /// The GPU whose rows hold for a GPU of this name, with this library.
 pub(crate) fn card(gpu: &str, library: Version) -> Option<Card> {
-    let card = match gpu {
-        "NVIDIA H200" => Card::H200,
-        "NVIDIA H100 80GB HBM3" => Card::H100,
-        _ => return None,
-    };
-    (LIBRARY.0..LIBRARY.1).contains(&library).then_some(card)
+    Card::of(gpu).filter(|_| (LIBRARY.0..LIBRARY.1).contains(&library))
 }
 
 impl std::fmt::Display for Card {

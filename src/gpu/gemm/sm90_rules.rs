@@ -1,7 +1,9 @@
 //! [`order`], [`order_of_whole`]: which configuration of our sm_90 product is tried first; [`sum_order`]: which give a row the same bits. Pure.
 
 use crate::format::Fp8Format;
+use crate::gpu::gemm::measured::Card;
 use crate::gpu::gemm::our_pairs::Sm90Pair;
+use crate::gpu::handle::Handle;
 use crate::gpu::kernels::Sm90Config;
 
 /// Cycles of a multiprocessor: for 128 of k of one tile, and for the rest of a tile, of which what blocks that divide k send each other is a part.
@@ -129,10 +131,29 @@ pub(crate) fn first_of_groups(
     order(groups, mnk, sm_count).into_iter().find(has_kernels).unwrap_or(Sm90Config::Tile128x128)
 }
 
+/// What of a GPU decides which configuration of a whole product is tried first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sm90Gpu {
+    pub(crate) sm_count: usize,
+    /// Of which configurations were measured.
+    pub(crate) card: Option<Card>,
+}
+
+impl Sm90Gpu {
+    pub(crate) fn of(handle: &Handle) -> Self {
+        let device = handle.device();
+        Self { sm_count: device.sm_count as usize, card: Card::of(&device.name) }
+    }
+}
+
 /// Those for a whole product: also those that divide k, where one round is all and each block has some of it. What was [measured](MEASURED) to be faster comes before all.
-pub(crate) fn order_of_whole(mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
-    let measured = |config: &Sm90Config| sm_count == MEASURED_SM_COUNT && MEASURED.contains(&(mnk, *config));
-    let mut all = by_cycles(mnk, sm_count);
+pub(crate) fn order_of_whole(mnk: [usize; 3], gpu: Sm90Gpu) -> Vec<Sm90Config> {
+    let first = MEASURED.iter().find(|(problem, _)| *problem == mnk).and_then(|(_, of)| match gpu.card? {
+        Card::H200 => of[0],
+        Card::H100 => of[1],
+    });
+    let measured = |config: &Sm90Config| Some(*config) == first;
+    let mut all = by_cycles(mnk, gpu.sm_count);
     // Stable: the others stay as they are.
     all.sort_by_key(|config| !measured(config));
     all
@@ -145,20 +166,27 @@ fn by_cycles(mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
     all
 }
 
-/// Of the 117 published problems of more than 64 rows those at which another configuration than that of the fewest cycles was more than 2 % faster, and which was the fastest (H100, plain end, with pauses,
-/// `benches/record/2026-11-27-nvidia-h100-beside-3`, whose README has the times). Costs that are fitted to these problems, too, come to within 0.2 % of the fastest on average, but lose 0.1 % more than these at what is
-/// kept out of the fit: so the costs stay, and these are told. (Of an H100 alone: what was an eighth, tiles of 96 columns at 256 x 24576 x 1536, took 21.2 us on an H200, where those of 192, the fewest cycles, take 19.6;
-/// `benches/record/2026-11-30-nvidia-h200-paced`.)
-const MEASURED_SM_COUNT: usize = 132;
-const MEASURED: [([usize; 3], Sm90Config); 7] = [
-    ([128, 32768, 512], Sm90Config::Tile64x64Two),
-    ([128, 5120, 8192], Sm90Config::Tile128x64),
-    ([128, 24576, 1536], Sm90Config::Tile64x128),
-    ([1024, 2048, 768], Sm90Config::Tile128x144),
-    ([512, 7168, 2048], Sm90Config::Tile128x128),
-    ([2048, 7168, 16384], Sm90Config::Tile128x192),
-    ([128, 51200, 5120], Sm90Config::Tile128x80),
-];
+/// Of the published problems of more than 64 rows those at which another configuration than that of the fewest cycles was more than 2 % faster, and which was the fastest, on an H200 (`benches/record/2026-11-30-nvidia-h200-chained`, m up to 4096) and on an H100 (`2026-11-27-nvidia-h100-beside-3`), plain
+/// end, with pauses; their READMEs have the times. Costs that are fitted to these problems, too, come to within 0.2 % of the fastest on average, but lose 0.1 % more than these at what is kept out of the fit: so the costs stay, and these are told.
+const MEASURED: [([usize; 3], [Option<Sm90Config>; 2]); 9] = {
+    use Sm90Config::{
+        Tile64x64Two, Tile64x128, Tile128x64, Tile128x80, Tile128x96, Tile128x128, Tile128x144, Tile128x192,
+    };
+    const fn both(config: Sm90Config) -> [Option<Sm90Config>; 2] {
+        [Some(config); 2]
+    }
+    [
+        ([128, 32768, 512], both(Tile64x64Two)),
+        ([128, 5120, 8192], [None, Some(Tile128x64)]),
+        ([128, 24576, 1536], [Some(Tile128x96), Some(Tile64x128)]),
+        ([1024, 2048, 768], both(Tile128x144)),
+        ([512, 7168, 2048], both(Tile128x128)),
+        ([2048, 7168, 16384], both(Tile128x192)),
+        ([128, 51200, 5120], both(Tile128x80)),
+        ([128, 7168, 2048], [Some(Tile64x128), None]),
+        ([256, 24576, 1536], [None, Some(Tile128x96)]),
+    ]
+};
 
 fn is_for_whole(config: Sm90Config, [m, n, k]: [usize; 3], sm_count: usize) -> bool {
     let tile = config.tile();
@@ -238,6 +266,8 @@ pub(crate) fn waves(config: Sm90Config, [m, n, _]: [usize; 3], sm_count: usize) 
 mod tests {
     use super::*;
 
+    const H200: Sm90Gpu = Sm90Gpu { sm_count: 132, card: Some(Card::H200) };
+
     /// The fastest of each that has all ends, and those within 4 % of it (H200, `kernels.md`): microseconds of the best, and of others.
     #[test]
     fn what_was_fastest_comes_first() {
@@ -271,7 +301,7 @@ mod tests {
             ([128, 576, 7168], &[Tile64x64K4]),              // 6.5; 8.6, 12.7
         ];
         for (mnk, fastest) in cases {
-            let mut order = order_of_whole(mnk, 132);
+            let mut order = order_of_whole(mnk, H200);
             order.retain(|config| !config.ends_plainly());
             assert!(fastest.contains(&order[0]), "{mnk:?}: {order:?}");
             let [mut of_groups, mut whole] = [super::order(1, mnk, 132), order];
@@ -287,7 +317,7 @@ mod tests {
         assert_eq!(order(64, [16, 4096, 7168], 132)[0], Tile64x128);
         // Blocks do not divide k where there is little of it, or there are more tiles than one round has.
         for mnk in [[64, 64, 896], [256, 8192, 8192]] {
-            assert!(order_of_whole(mnk, 132).iter().all(|config| config.k_parts() == 1), "{mnk:?}");
+            assert!(order_of_whole(mnk, H200).iter().all(|config| config.k_parts() == 1), "{mnk:?}");
         }
     }
 
@@ -320,7 +350,7 @@ mod tests {
             ([2048, 1536, 2048], Tile128x192),  // 14.7 and 13.1; 15.7 (128 x 128)
             ([4096, 2112, 7168], Tile128x192),  // 110; 128
         ] {
-            let order = order_of_whole(mnk, 132);
+            let order = order_of_whole(mnk, H200);
             assert_eq!(order[0], fastest, "{mnk:?}: {order:?}");
         }
     }
@@ -328,10 +358,14 @@ mod tests {
     /// Each may take its problem, and is not what the rule says by itself: else it need not be told.
     #[test]
     fn what_was_measured_comes_first() {
-        for (mnk, config) in MEASURED {
-            assert_eq!(order_of_whole(mnk, 132)[0], config, "{mnk:?}");
-            assert_ne!(by_cycles(mnk, 132)[0], config, "{mnk:?}");
-            assert_eq!(order_of_whole(mnk, 114), by_cycles(mnk, 114), "{mnk:?}, of another GPU");
+        for (mnk, of) in MEASURED {
+            let cycles = by_cycles(mnk, 132);
+            for (config, card) in of.into_iter().zip([Card::H200, Card::H100]) {
+                let first = order_of_whole(mnk, Sm90Gpu { card: Some(card), ..H200 })[0];
+                assert_eq!(first, config.unwrap_or(cycles[0]), "{mnk:?}, {card}");
+                assert_ne!(config, Some(cycles[0]), "{mnk:?}, {card}");
+            }
+            assert_eq!(order_of_whole(mnk, Sm90Gpu { card: None, ..H200 }), cycles, "{mnk:?}, of another GPU");
         }
     }
 
@@ -353,7 +387,7 @@ mod tests {
             ([5632, 1280, 8192], Tile128x144, Tile256x128),
             ([128, 2048, 768], Tile64x32, Tile64x64Two),
         ] {
-            let order = order_of_whole(mnk, 132);
+            let order = order_of_whole(mnk, H200);
             let first = order.iter().find(|other| !other.ends_plainly() && other.k_parts() == plain.k_parts());
             assert_eq!((stand_in(plain, mnk, 132), first), (Some(expected), Some(&expected)), "{mnk:?}, {plain}");
         }
@@ -406,7 +440,7 @@ mod tests {
         for (groups, mnk) in [(1, [most; 3]), (most, [most; 3]), (most, [1, most, most]), (most, [most, 128, 16])] {
             assert_eq!(order(groups, mnk, 132).len(), Sm90Config::ALL.iter().filter(|it| is_for_groups(it)).count());
             assert!([false, true].into_iter().all(|swiglu| !cast_order(swiglu, groups, mnk, 132).is_empty()));
-            assert!(!order_of_whole(mnk, 132).is_empty());
+            assert!(!order_of_whole(mnk, H200).is_empty());
         }
         assert!(swiglu_in_steps([MOST_ROWS_IN_STEPS - 1, most, most], 132).is_none());
     }

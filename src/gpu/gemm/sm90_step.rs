@@ -8,7 +8,7 @@ use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::our_pairs::Sm90Pair;
-use crate::gpu::gemm::sm90_rules::{order_of_whole, serves, stand_in, waves};
+use crate::gpu::gemm::sm90_rules::{Sm90Gpu, order_of_whole, serves, stand_in, waves};
 use crate::gpu::gemm::steps::Search;
 use crate::gpu::gemm::sum::{Sum, Target};
 use crate::gpu::kernels::{KernelFamily, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand};
@@ -24,18 +24,18 @@ pub(crate) struct Sm90Product {
     batch_invariant: bool,
     waves: f32,
     mnk: [usize; 3],
-    sm_count: usize,
+    gpu: Sm90Gpu,
     maps: Sm90Maps,
 }
 
 impl Sm90Product {
     /// Configurations, the one that should be fastest first.
-    pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, search: Search) -> Self {
-        let mut configs = order_of_whole([desc.m, desc.n, desc.k], sm_count);
+    pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, gpu: Sm90Gpu, search: Search) -> Self {
+        let mut configs = order_of_whole([desc.m, desc.n, desc.k], gpu);
         let ends = |config: Sm90Config| search.alpha == 1.0 || !config.ends_plainly();
         configs.retain(|config| Self::serves(desc, sum, pair, *config) && ends(*config));
         configs.truncate(search.candidates.max(1));
-        Self::new(desc, sum, pair, sm_count, configs)
+        Self::new(desc, sum, pair, gpu, configs)
     }
 
     /// Whether this configuration computes the product.
@@ -46,16 +46,16 @@ impl Sm90Product {
     }
 
     /// With the configuration of a record.
-    pub(crate) fn recorded(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, config: Sm90Config) -> Self {
-        Self::new(desc, sum, pair, sm_count, vec![config])
+    pub(crate) fn recorded(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, gpu: Sm90Gpu, config: Sm90Config) -> Self {
+        Self::new(desc, sum, pair, gpu, vec![config])
     }
 
-    fn new(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, sm_count: usize, configs: Vec<Sm90Config>) -> Self {
+    fn new(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, gpu: Sm90Gpu, configs: Vec<Sm90Config>) -> Self {
         let mnk = [desc.m, desc.n, desc.k];
-        let (waves, stand_in) = (waves(configs[0], mnk, sm_count), stand_in(configs[0], mnk, sm_count));
+        let (waves, stand_in) = (waves(configs[0], mnk, gpu.sm_count), stand_in(configs[0], mnk, gpu.sm_count));
         let batch_invariant = desc.batch_invariant;
         let maps = Sm90Maps::default();
-        Self { sum: *sum, pair, configs, chosen: 0, stand_in, batch_invariant, waves, mnk, sm_count, maps }
+        Self { sum: *sum, pair, configs, chosen: 0, stand_in, batch_invariant, waves, mnk, gpu, maps }
     }
 
     /// The kernels that it launches.
@@ -71,9 +71,9 @@ impl Sm90Product {
     /// What a call whose alpha is not 1 runs in the place of the configuration in use, if that ends plainly, and what equal bits cost: which should be faster.
     pub(crate) fn with_other_alpha(&self) -> Option<String> {
         let stand_in = self.stand_in?;
-        let waves = waves(stand_in, self.mnk, self.sm_count);
+        let waves = waves(stand_in, self.mnk, self.gpu.sm_count);
         let all_ends = |config: &Sm90Config| serves(*config, self.batch_invariant, self.pair, false);
-        let first = order_of_whole(self.mnk, self.sm_count).into_iter().find(all_ends);
+        let first = order_of_whole(self.mnk, self.gpu).into_iter().find(all_ends);
         let faster = first.filter(|first| *first != stand_in).map_or(String::new(), |first| {
             format!("; {first}, of other bits, should be faster, and is among what autotune tries with that alpha")
         });
@@ -94,8 +94,8 @@ impl Sm90Product {
     pub(crate) fn choose(&mut self, index: usize) {
         if index < self.configs.len() {
             self.chosen = index;
-            self.waves = waves(self.configs[index], self.mnk, self.sm_count);
-            self.stand_in = stand_in(self.configs[index], self.mnk, self.sm_count);
+            self.waves = waves(self.configs[index], self.mnk, self.gpu.sm_count);
+            self.stand_in = stand_in(self.configs[index], self.mnk, self.gpu.sm_count);
         }
     }
 
@@ -153,6 +153,8 @@ mod tests {
     use crate::gpu::gemm::outline::outline;
     use crate::gpu::gemm::sm90_rules::sum_order;
 
+    const H200: Sm90Gpu = Sm90Gpu { sm_count: 132, card: Some(crate::gpu::gemm::measured::Card::H200) };
+
     #[test]
     fn configurations_are_what_is_tuned() {
         let f = Fp8Format::E4M3;
@@ -161,15 +163,18 @@ mod tests {
         let sum = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum;
         let search = |candidates| Search { candidates, workspace_limit: 0, alpha: 1.0 };
         let pair = sm90_pair(&desc).unwrap();
-        let mut product = Sm90Product::ask(&desc, &sum, pair, 132, search(8));
+        let mut product = Sm90Product::ask(&desc, &sum, pair, H200, search(8));
         assert_eq!((product.place(), product.config()), ((0, 8), Sm90Config::Tile256x128));
         let waves = product.waves();
         product.choose(1);
         assert!(product.config() != Sm90Config::Tile256x128 && product.waves() != waves);
         product.choose(8);
         assert_eq!(product.place(), (1, 8), "out of range keeps the one in use");
-        assert_eq!([0, 1, 2].map(|count| Sm90Product::ask(&desc, &sum, pair, 132, search(count)).place().1), [1, 1, 2]);
-        let recorded = Sm90Product::recorded(&desc, &sum, pair, 132, Sm90Config::Tile64x64);
+        assert_eq!(
+            [0, 1, 2].map(|count| Sm90Product::ask(&desc, &sum, pair, H200, search(count)).place().1),
+            [1, 1, 2]
+        );
+        let recorded = Sm90Product::recorded(&desc, &sum, pair, H200, Sm90Config::Tile64x64);
         assert_eq!((recorded.place(), recorded.config()), ((0, 1), Sm90Config::Tile64x64));
     }
 
@@ -184,7 +189,7 @@ mod tests {
             let (sum, pair) =
                 (outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum, sm90_pair(&desc).unwrap());
             let of = |candidates, alpha| {
-                Sm90Product::ask(&desc, &sum, pair, 132, Search { candidates, workspace_limit: 0, alpha })
+                Sm90Product::ask(&desc, &sum, pair, H200, Search { candidates, workspace_limit: 0, alpha })
             };
             let all = of(20, 1.0).configs;
             let ends: Vec<_> = all.iter().copied().filter(|config| !config.ends_plainly()).collect();
@@ -193,7 +198,7 @@ mod tests {
             // Another that autotune takes, or a record.
             let mut chosen = of(20, 1.0);
             chosen.choose(all.iter().position(|other| *other == config).unwrap());
-            let recorded = Sm90Product::recorded(&desc, &sum, pair, 132, config);
+            let recorded = Sm90Product::recorded(&desc, &sum, pair, H200, config);
             assert_eq!(chosen.with_other_alpha(), recorded.with_other_alpha(), "{mnk:?}, {config}");
             chosen.with_other_alpha()
         };
@@ -222,7 +227,7 @@ mod tests {
         let offered = |desc: &GemmDesc, finish| {
             let (sum, pair) = (outline(desc, Formulation::Sm90, finish).unwrap().sum, sm90_pair(desc).unwrap());
             let search = Search { candidates: 20, workspace_limit: 0, alpha: 1.0 };
-            let product = Sm90Product::ask(desc, &sum, pair, 132, search);
+            let product = Sm90Product::ask(desc, &sum, pair, H200, search);
             for config in Sm90Config::ALL.into_iter().filter(|config| config.ends_plainly() && config.k_parts() == 1) {
                 let is_offered = product.configs.contains(&config);
                 assert_eq!(Sm90Product::serves(desc, &sum, pair, config), is_offered, "{desc}: {config}");
@@ -284,7 +289,7 @@ mod tests {
                         ends.push(Sum { rows: 0, ..sum });
                         for sm_count in [132, 114, 78] {
                             let pair = sm90_pair(&desc).unwrap();
-                            let product = Sm90Product::ask(&desc, &sum, pair, sm_count, search);
+                            let product = Sm90Product::ask(&desc, &sum, pair, Sm90Gpu { sm_count, ..H200 }, search);
                             firsts.push(product.config());
                             orders.extend(product.configs.into_iter().map(sum_order));
                         }
@@ -303,7 +308,7 @@ mod tests {
                 let desc = GemmDesc::new(m, 576, 7168, a, b, DType::Bf16).with_batch_invariant(invariant);
                 let sum = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum;
                 let product =
-                    Sm90Product::ask(&desc, &sum, sm90_pair(&desc).unwrap(), 132, Search { candidates: 20, ..search });
+                    Sm90Product::ask(&desc, &sum, sm90_pair(&desc).unwrap(), H200, Search { candidates: 20, ..search });
                 let mut offered = product.configs.clone();
                 offered.sort();
                 use Sm90Config::{Tile64x64Two, Tile64x128, Tile128x128, Tile256x128};

@@ -13,6 +13,7 @@ use crate::gpu::gemm::lt_step::LtProduct;
 use crate::gpu::gemm::our_pairs::sm90_pair;
 use crate::gpu::gemm::outline::{Outline, ScaleUse, outline};
 use crate::gpu::gemm::record::Algorithm;
+use crate::gpu::gemm::sm90_rules::Sm90Gpu;
 use crate::gpu::gemm::sm90_step::Sm90Product;
 use crate::gpu::gemm::small_m_step::{SmallMGpu, SmallMProduct};
 use crate::gpu::gemm::sum::{FactorPlace, ValueSource};
@@ -75,7 +76,7 @@ impl Product {
         let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
         match outline.formulation {
             Formulation::Sm90 => Ok(sm90_pair(desc)
-                .map(|pair| Self::Sm90(Box::new(Sm90Product::ask(desc, sum, pair, gpu.sm_count, search))))),
+                .map(|pair| Self::Sm90(Box::new(Sm90Product::ask(desc, sum, pair, Sm90Gpu::of(handle), search))))),
             Formulation::SmallM => Ok(Ok(Self::SmallM(Box::new(SmallMProduct::ask(desc, sum, gpu, search))))),
             _ => Ok(LtProduct::ask(handle, desc, sum, search)?.map(|lt| Self::Lt(Box::new(lt)))),
         }
@@ -93,7 +94,7 @@ impl Product {
         match (algorithm, outline.formulation) {
             (Algorithm::Sm90(config), Formulation::Sm90) => match sm90_pair(desc) {
                 Ok(pair) if Sm90Product::serves(desc, sum, pair, *config) => {
-                    Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, pair, gpu.sm_count, *config)))))
+                    Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, pair, Sm90Gpu::of(handle), *config)))))
                 }
                 _ => Ok(Err(none_such(Formulation::Sm90, desc))),
             },
