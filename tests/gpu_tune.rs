@@ -240,8 +240,18 @@ fn links_of_chains() {
     let mut table = TuneTable::default();
     table.insert(report.record);
     handle.set_tuning(table);
-    let found = [desc, alone].map(|desc| handle.plan(&desc).unwrap().explain().contains("a record says so"));
-    assert_eq!(found, [true, false]);
+    let by_record = |desc: &GemmDesc| handle.plan(desc).unwrap().explain().contains("a record says so");
+    assert_eq!([desc, alone].map(|desc| by_record(&desc)), [true, false]);
+    // Of calls alone they hold in chains, too, but for those of few rows, whose parts of k are others there.
+    let large = GemmDesc::new(130, 520, 2048, TENSORS.0, TENSORS.1, DType::Bf16);
+    let mut table = TuneTable::default();
+    for desc in [alone, large] {
+        table.insert(handle.plan(&desc).unwrap().record().unwrap());
+    }
+    handle.set_tuning(table);
+    let found = [alone, large].map(|desc| [desc, desc.with_chained(true)].map(|desc| by_record(&desc)));
+    let few = handle.plan(&alone).unwrap().formulation() == Formulation::SmallM;
+    assert_eq!(found, [[true, !few], [true; 2]]);
 }
 
 /// Needs no GPU: measured times that a careless JSON reader returns one unit off.
