@@ -244,6 +244,9 @@ fn links_of_chains() {
     assert_eq!([desc, alone].map(|desc| by_record(&desc)), [true, false]);
     // Of calls alone they hold in chains, too, but for those of few rows, whose parts of k are others there.
     let large = GemmDesc::new(130, 520, 2048, TENSORS.0, TENSORS.1, DType::Bf16);
+    if offered(&handle, &large).is_empty() {
+        return println!("skipped: {} has no {large}", handle.device());
+    }
     let mut table = TuneTable::default();
     for desc in [alone, large] {
         table.insert(handle.plan(&desc).unwrap().record().unwrap());
