@@ -425,6 +425,15 @@ class WrongUse(unittest.TestCase):
             refused("holds none of small_m_repacked, small_m_e2m1, small_m_fp8, small_m_one_row as .cubin or .ptx; compile them", folder)
             (Path(folder) / "small_m_fp8.cubin").write_bytes(b"none")
             refused("two states have folders of one name", folder, folder)
+            said = {"label": "one", "name": "k", "weights": "fp8", "least": 1, "tokens": 8, "warpgroups": 1, "steps": 1, "stages": 4, "splits": [1]}
+            for wrong, words in (({"paced": "yes"}, "paced must be true or false"), ({"keeps_a": 3}, "keeps_a must be true or false"), ({"paced": None}, "paced must be true or false"),
+                                 ({"slack": "x"}, "slack must be a number"), ({"slack": -1}, "slack must be a number"), ({"pased": True}, "pased is known to no one")):
+                table = Path(folder) / "few-rows.json"
+                table.write_text(json.dumps([{"image": "small_m_fp8", "kernels": [said | wrong]}]))
+                code, out, error = self.run_with(folder, path=folder, script="few-rows-in-turns.py")
+                self.assertEqual((code, out), (1, ""))
+                self.assertIn(words, error)
+                table.unlink()
             for shape in ("foo", "4096", "8x8x8", "", "12x128", "0x16"):
                 refused("argument --shapes", "--shapes", shape, folder)
             for option in ("--rows", "--splits", "--layers"):

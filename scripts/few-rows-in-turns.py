@@ -14,7 +14,7 @@ and, where its kernels are others, a few-rows.json in the form of the one beside
 What the script cannot know is whether these numbers are those of the kernels: too large ones take more shared memory than is needed, and so time something else; too small ones end in an error of the driver, or wrong bits.
 `slack`: bytes of shared memory beside those that this script counts, as FP8 kernels had 1024 until 2026-11-30.
 `keeps_a`: the one row of A lies behind all else in shared memory, in 256 bytes for each 128 of k. `early`: with how many stages left an FP8 kernel of a chain releases the next, each of which is timed.
-`paced`: in a chain its first weights are asked for one step behind the other, as the library has it of kernels of links, and of others by `SmallMConfig::in_chain` (kernels that keep the row, and of FP8, see to it themselves).
+`paced`, true or false: in a chain its first weights are asked for one step behind the other, as the library has it of kernels of links, and of others by `SmallMConfig::in_chain` (kernels that keep the row, and of FP8, see to it themselves).
 Images that are not there are left out. Kernels that cut k into as many parts add in the same order, and must write the same bits: D is compared in FP32, in which another order shows.
 
 Needs Python alone, and an NVIDIA GPU of the images' kind. With --check, which times nothing, the driver of emulator/ will do (SCALED_GEMM_LIBCUDA says where it is), of images in PTX (.ptx). The structs are those of
@@ -310,6 +310,11 @@ def wrong_in(table):
             return f"{said['name']}: {', '.join(wrong)} must be a list of numbers"
         if any(split not in (1, 2, 4, 8) for split in said["splits"]):
             return f"{said['name']}: splits are of 1, 2, 4 and 8"
+        if wrong := [key for key in ("paced", "keeps_a") if not isinstance(said.get(key, False), bool)]:
+            return f"{said['name']}: {', '.join(wrong)} must be true or false"
+        slack = said.get("slack", 0)
+        if type(slack) is not int or not 0 <= slack < 1 << 20:
+            return f"{said['name']}: slack must be a number of bytes, 0 or more"
         if unknown := set(said) - {"label", "name", "weights", "splits", "early", "paced", "slack", "keeps_a", *needed}:
             return f"{said['name']}: {', '.join(sorted(unknown))} is known to no one"
     return None

@@ -520,8 +520,9 @@ pub struct TuneArgs {
     /// nvfp4, nvfp4-row, mxfp4, mxfp8).
     #[arg(long, requires = "schemes")]
     pub batch_invariant: bool,
-    /// Records for products that are links of chains (Handle::chain), timed as such: engines find
-    /// them where they ask for them so (GemmArgs::chained).
+    /// Measure products that are links of chains (Handle::chain), as engines ask for them by
+    /// GemmArgs::chained; such records serve no others. Of up to 16 rows: of more, records of
+    /// calls alone serve them, too.
     #[arg(long)]
     pub chained: bool,
     /// JSON file of records to write; one that is there is replaced.

@@ -440,7 +440,7 @@ impl Handle {
     /// first.
     ///
     /// Inside, only calls that allocate nothing and wait for nothing are taken: `GemmPlan::execute` after `GemmPlan::prepare`, `GroupedGemmPlan::execute`,
-    /// `Handle::scaled_gemm` of problems that it has planned, `Handle::grouped_gemm` and `Handle::fused_gemm` behind a call of the same shapes, and the `*_into` calls. The memory they use is this crate's: a
+    /// `Handle::scaled_gemm` of problems that it has planned, `Handle::grouped_gemm` and `Handle::fused_gemm` behind a call of the same shapes (and as chained), and the `*_into` calls. The memory they use is this crate's: a
     /// [`QuantMatrix`](crate::gpu::QuantMatrix), or a [`DeviceBuffer`] behind `MatRef` and `MatMut`. For cudarc slices see
     /// [`Handle::capture_borrowing`].
     ///
@@ -467,7 +467,8 @@ impl Handle {
 
     /// Lets products of few rows follow one another more closely in captured graphs: each begins to load its weights while the one before
     /// it still runs. For the products of a decode step, inside [`Handle::capture`] or a capture of the caller's; elsewhere it changes nothing.
-    /// Waits for nothing. Those by `small-m` gain, but for tiles (FP8 weights with plain rows, E2M1 weights above 16 rows and many of them above 8, groups), and the end of a scope costs more than one of them gains: put a whole step into one (docs/memory.md).
+    /// Waits for nothing. Those by `small-m` gain, but for tiles (FP8 weights with plain rows, E2M1 weights above 16 rows and many of them above 8, groups), and the end of a scope costs more than one of them gains: put a whole step into one (docs/memory.md). Plan its products
+    /// for it: [`GemmDesc::with_chained`](crate::GemmDesc::with_chained), [`GemmArgs::chained`](crate::GemmArgs::chained), [`FusedGemmArgs::chained`](crate::FusedGemmArgs::chained). The scope itself changes no plan.
     ///
     /// Results are the same bits as without. All calls of this crate may be made inside, on any handle, of this stream or of others of the same
     /// capture, and are in order. Nothing else may be enqueued on the stream inside: kernels of other libraries may read what the last product has

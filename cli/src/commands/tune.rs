@@ -20,7 +20,7 @@ pub fn run(args: &TuneArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         device.set_batch_invariant()?;
     }
     if args.chained {
-        device.set_chained()?;
+        device.set_chained();
     }
     let ms: Vec<usize> = if args.m.is_empty() { MS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
     let names = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
@@ -38,9 +38,10 @@ pub fn run(args: &TuneArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     bar.finish_and_clear();
     files::finish(output, &records)?;
     let tuned = count(problems.len(), "problem", "problems");
-    let text = format!("{tuned} tuned; records in {}\n", shown(&args.output));
+    let chained = if args.chained { " for chains" } else { "" };
+    let text = format!("{tuned} tuned{chained}; records in {}\n", shown(&args.output));
     let value = json!({
-        "device": device.title(), "output": args.output.display().to_string(), "problems": problems.len(),
+        "device": device.title(), "output": args.output.display().to_string(), "problems": problems.len(), "chained": args.chained,
     });
     Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
 }

@@ -97,9 +97,8 @@ impl Device for Cpu {
         ))
     }
 
-    fn set_chained(&mut self) -> Result<()> {
-        Err(Error::unsupported("--chained on the CPU", "chains are those of captured graphs", "use --device cuda"))
-    }
+    /// For `tune` alone, which has nothing to tune here and says so.
+    fn set_chained(&mut self) {}
 
     fn use_tuning(&mut self, _path: &Path) -> Result<()> {
         Err(Error::unsupported(

@@ -360,9 +360,8 @@ impl Device for Cuda {
         Ok(())
     }
 
-    fn set_chained(&mut self) -> Result<()> {
+    fn set_chained(&mut self) {
         self.chained = true;
-        Ok(())
     }
 
     fn use_tuning(&mut self, path: &Path) -> Result<()> {

@@ -224,8 +224,8 @@ pub trait Device {
     /// Products whose rows have the same bits whatever their number is, from now on; refused where none are promised.
     fn set_batch_invariant(&mut self) -> Result<()>;
 
-    /// Products are planned as links of chains from now on; refused where there are none.
-    fn set_chained(&mut self) -> Result<()>;
+    /// Products are planned as links of chains from now on.
+    fn set_chained(&mut self);
 
     /// Takes measured choices from a file that `tune` wrote.
     fn use_tuning(&mut self, path: &Path) -> Result<()>;

@@ -192,8 +192,8 @@ impl<'a> FusedGemmArgs<'a> {
         Self { batch_invariant, ..self }
     }
 
-    /// Whether the call is a link of a chain, so that the fastest way there is taken, as for one product of both matrices ([`GemmDesc::chained`](crate::GemmDesc::chained)); not unless told. It decides the configuration of few rows without groups, and so their bits, which are the
-    /// same in a chain and outside of it.
+    /// Whether the call is a link of a chain, planned as one product with the stacked 2n x k weights would be ([`GemmDesc::chained`](crate::GemmDesc::chained)); not unless told. It decides the configuration of SwiGLU of few rows without groups, and so its bits, which are the
+    /// same in a chain and outside of it; batch-invariant products are not changed by it.
     pub fn chained(self, chained: bool) -> Self {
         Self { chained, ..self }
     }

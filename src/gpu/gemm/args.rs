@@ -206,12 +206,13 @@ impl<'a> GemmArgs<'a> {
         Self { batch_invariant, ..self }
     }
 
-    /// Whether the call is a link of a chain, so that the fastest way there is taken ([`GemmDesc::chained`]); not unless told.
+    /// Whether the call is a link of a chain ([`GemmDesc::chained`]); not unless told. It is for [`Handle::scaled_gemm`](crate::Handle::scaled_gemm) and [`GemmArgs::desc`]: a plan is what it was planned for, and disregards it. A call that warms up before a capture must say it, too: a chained product is another
+    /// problem, with a plan of its own in the handle's cache.
     ///
     /// ```no_run
     /// use scaled_gemm::{GemmArgs, Handle, MatMut, QuantMatrix, Result};
     ///
-    /// /// To be captured: the products of one token, each of what the one before it wrote.
+    /// /// To be called once, and then captured: the products of one token, each of what the one before it wrote.
     /// fn token(handle: &Handle, xs: &[QuantMatrix], weights: &[QuantMatrix], ys: Vec<MatMut<'_>>) -> Result<()> {
     ///     handle.chain(|| {
     ///         let layers = xs.iter().zip(weights).zip(ys);

@@ -42,7 +42,7 @@ impl PlanState {
 }
 
 impl Handle {
-    /// Measured choices for [`Handle::plan`] and [`Handle::scaled_gemm`]. Forgets all cached plans; frees no device memory.
+    /// Measured choices for [`Handle::plan`] and [`Handle::scaled_gemm`], in the place of those before. Forgets all cached plans; frees no device memory.
     ///
     /// Records of another GPU or library version stay in the table and are passed over.
     pub fn set_tuning(&self, table: TuneTable) {

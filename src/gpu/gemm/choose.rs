@@ -166,7 +166,13 @@ impl GemmPlan {
         if record.is_none() && problem.chained {
             // Measured for calls alone, which holds in chains but for what is planned otherwise there.
             problem = problem.with_chained(false);
-            record = found(&problem).filter(|record| !record.algorithm().is_of_links(problem.m));
+            record = found(&problem);
+            if record.as_ref().is_some_and(|record| record.algorithm().is_of_links(problem.m)) {
+                record = None;
+                let reason = "of calls alone, and links have other parts of k: `scaled-gemm tune --chained`";
+                tracing::warn!(reason, "tuning record passed over for {}", self.desc);
+                self.rejected.push(format!("tuning record: {reason}"));
+            }
         }
         let Some(record) = record.filter(asked) else { return Ok(false) };
         let reason = match self.take_record(handle, &record, &problem) {

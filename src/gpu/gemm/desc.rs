@@ -91,10 +91,12 @@ pub struct GemmDesc {
     /// [`Formulation::Sm90`]: crate::Formulation::Sm90
     /// [`Formulation::SmallM`]: crate::Formulation::SmallM
     pub batch_invariant: bool,
-    /// Whether calls are links of a [chain](crate::Handle::chain), as all products of a decode step are: then the plan takes what is the fastest there. A link waits for the one before it with a
-    /// part of its weights loaded, and of few rows other parts of k are the fastest than alone (4096 x 7168, `fp8-1x128` x `fp8-128x128`, 16 rows: eight, 7.8 us for 8.6 of four, which alone take 10.2 and 9.9). It
-    /// says nothing of what is computed: such a plan may be called outside of chains, and others in them, in the same bits at either place. But two plans that differ in this may sum in
-    /// another order of k, and so differ in the last bits of D. Records of calls alone hold in chains, too, but for those of `small-m` up to 16 rows.
+    /// Whether calls are links of a [chain](crate::Handle::chain), as all products of a decode step are. That decides into how many parts [`Formulation::SmallM`] cuts k, on sm_90, of up to 16 rows, of FP8 codes on both sides or E2M1 weights (but for tiles): as many as are the fastest there. A link waits
+    /// for the one before it with a part of its weights loaded, and other numbers are the fastest than alone (4096 x 7168, `fp8-1x128` x `fp8-128x128`, 16 rows: eight, 7.9 us for 8.7 of four, which alone take 10.3 and 10.0). Elsewhere, and of batch-invariant products, the plan is that of calls alone; the formulation
+    /// always is. It says nothing of what is computed: such a plan may be called outside of chains, where it can be slower, and others in them, in the same bits at either place. But two plans that differ in this may sum in
+    /// another order of k, and so differ in the last bits of D. Of a table ([`Handle::set_tuning`](crate::Handle::set_tuning)) records of calls alone hold in chains, too, but for those of `small-m` up to 16 rows; one that [`PlanOptions`](crate::PlanOptions) names must be of the same kind.
+    ///
+    /// [`Formulation::SmallM`]: crate::Formulation::SmallM
     pub chained: bool,
 }
 

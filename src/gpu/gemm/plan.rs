@@ -226,7 +226,7 @@ impl GemmPlan {
 
     /// `D = epilogue(alpha * A Bᵀ + beta * D)`: A `m x k`, B `n x k`, D `m x n` row-major.
     ///
-    /// Operands are those of [`GemmPlan::desc`], 16-byte aligned; D's old value is read only with `accumulate`. What follows the sum, and in what
+    /// Operands are those of [`GemmPlan::desc`] (what arguments say of chains is disregarded), 16-byte aligned; D's old value is read only with `accumulate`. What follows the sum, and in what
     /// order, says [`Epilogue`](crate::Epilogue). D must lie apart from all that is read: borrows see to that, but of memory that is passed by its address
     /// an A that the call quantizes and the residual are looked at, as far as their rows reach, and a D that overlaps is refused.
     ///

@@ -121,7 +121,7 @@ impl GemmPlan {
     ///
     /// Before any is timed, every candidate's D is held against the f64 bound ([`gemm_bound`](crate::reference::gemm_bound)) where it is
     /// sampled, and everywhere against the first D that passed; a candidate that is wrong or fails is dropped and reported.
-    /// The others are timed in turns ([`Timing::in_turns`]), those of a [chained](crate::GemmDesc::chained) problem as links of a chain, if cold of several copies of B, twice as large as the L2 cache together (64 at most). The operands should be typical data: timings depend on them. With an alpha other
+    /// The others are timed in turns ([`Timing::in_turns`]), those of a [chained](crate::GemmDesc::chained) problem as links of a chain, if cold of copies of B in device memory, twice as large as the L2 cache together (two at the least, 64 at most); the plan says whether it is one, not the arguments. The operands should be typical data: timings depend on them. With an alpha other
     /// than 1 configurations of `sm90` that [end plainly](crate::Sm90Config::ends_plainly) are no candidates: another's kernel would run in their place. D's
     /// content is lost (with `accumulate`, old values are taken as zero). Slow: allocates the scratch of the largest, copies
     /// the operands, and D for each candidate, to the host, and waits.

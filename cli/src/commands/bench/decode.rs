@@ -207,7 +207,7 @@ fn describe(
         .collect();
     text += &table(header, 0, &rows);
     text += "\nx: times faster, without quantization of A; chained: than BF16, or the best other way, in a chain, too. Weights are cold; calls follow one another as in a \
-             captured graph, chained: in a scope of Handle::chain; repacked: \
+             captured graph, chained: in a scope of Handle::chain, planned for it (GemmDesc::chained), in the same formulation; repacked: \
              the planned product with QuantMatrix::repack; empty where the weights have no such order.\n\n";
     text += &format!(
         "Linear layers of models, added up from the products above, with quantization of A, and again from repacked weights where they have such an order (attention, \
