@@ -42,7 +42,7 @@ fn plans_for_chains_serve_calls_at_any_place() {
     alone(|| {
         let Some(handle) = hopper() else { return };
         // Of which the rules choose other parts of k than alone.
-        let cases = [(16, 9216, By::Quantized(BLOCKS.0, BLOCKS.1)), (2, 4096, By::SmallM(Scheme::Nvfp4))];
+        let cases = [(16, 9216, By::Quantized(BLOCKS.0, BLOCKS.1)), (2, 5120, By::SmallM(Scheme::Nvfp4))];
         for (m, n, kind) in cases {
             let mut net = Net::new(&handle, m, n, &[kind], 60, 8);
             for layer in &mut net.layers {
