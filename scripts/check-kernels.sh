@@ -60,7 +60,7 @@ def contents(image):
 
 
 # Products that are told where they may load their weights before their wait; they store nothing there. As in src/gpu/kernels/image.rs.
-LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight|sixteen|narrow|1_(four|eight|narrow)_[234]) ")
+LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|four_3|eight|sixteen|narrow|1_(four|eight|narrow)_[234]) ")
 # Products behind the kernel that arranges A, which copy weights there, and read nothing else.
 BEHIND = re.compile(r"gemm_small_m_\w+_wgmma ")
 

@@ -276,7 +276,7 @@ mod tests {
         let one_row = name.rsplit_once('_').filter(|(block, _)| block.contains("_1_"));
         let name = one_row.filter(|(_, steps)| ["2", "3", "4"].contains(steps)).map_or(name, |(block, _)| block);
         name.starts_with("gemm_small_m_")
-            && ["_one", "_one_deep", "_two", "_four", "_eight", "_sixteen", "_narrow"]
+            && ["_one", "_one_deep", "_two", "_four", "_four_3", "_eight", "_sixteen", "_narrow"]
                 .iter()
                 .any(|block| name.ends_with(block))
     }
