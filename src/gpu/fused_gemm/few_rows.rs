@@ -6,8 +6,8 @@ use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{Basis, CodeOrder, DType};
 use crate::gpu::device::memory::Span;
+use crate::gpu::gemm::chain_rules;
 use crate::gpu::gemm::small_m_step::SmallMGpu;
-use crate::gpu::gemm::{chain_rules, small_m_rules};
 use crate::gpu::grouped::fit::{check_codes_apart, check_operands_apart};
 use crate::gpu::grouped::{GroupedA, few};
 use crate::gpu::handle::Handle;
@@ -57,11 +57,7 @@ impl<'a> FusedGemmArgs<'a> {
             return Ok(None);
         }
         let (codes, mnk) = (CodeOrder::Published, [m, 2 * n, k]);
-        let mut all = small_m_rules::order(SmallMOperands::Fp8, codes, mnk, gpu.sm_count);
-        if self.chained {
-            chain_rules::sort(&mut all, codes, mnk, gpu);
-        }
-        Ok(all.first().copied())
+        Ok(chain_rules::order(SmallMOperands::Fp8, codes, mnk, gpu, self.chained).first().copied())
     }
 
     /// Scratch memory of SwiGLU of few rows to codes: the hidden layer in FP32.

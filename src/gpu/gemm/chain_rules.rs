@@ -1,10 +1,11 @@
-//! [`sort`]: which configuration of few rows is tried first for calls that are links of chains ([`GemmDesc::chained`](super::desc::GemmDesc::chained)). Pure.
+//! [`order`]: which configuration of few rows is tried first for calls that are links of chains ([`GemmDesc::chained`](super::desc::GemmDesc::chained)). Pure.
 //!
 //! A link has a part of its weights in shared memory when A comes, and its end overlaps with the beginning of the next. So what counts is how many parts of k there are: which blocks have them is the
 //! business of who enqueues it (`SmallMConfig::in_chain`, `OneRow::link_of`), to the same bits. More, smaller parts fill the memory evenly where alone a wave more, or a larger cluster, would cost more than it gains.
 
 use crate::format::CodeOrder;
 use crate::gpu::gemm::small_m_step::SmallMGpu;
+use crate::gpu::gemm::wgmma_rules::order_on;
 use crate::gpu::kernels::{FEW_ROWS, SmallMConfig, SmallMOperands};
 
 /// A product, and a GPU's multiprocessors.
@@ -98,22 +99,35 @@ impl Product {
     }
 }
 
+/// The configurations of [`order_on`], for calls that are links of chains or stand alone.
+pub(crate) fn order(
+    operands: SmallMOperands,
+    codes: CodeOrder,
+    mnk: [usize; 3],
+    gpu: SmallMGpu,
+    chained: bool,
+) -> Vec<SmallMConfig> {
+    let mut all = order_on(operands, codes, mnk, gpu);
+    if chained {
+        sort(&mut all, codes, mnk, gpu);
+    }
+    all
+}
+
 /// Puts those of as many parts of k as are the fastest in chains first; between them the order stays. Nothing changes where they are not known to gain: on other GPUs than sm_90, of more than 16 rows, and of tiles, which are no links.
-pub(crate) fn sort(all: &mut [SmallMConfig], codes: CodeOrder, [m, n, k]: [usize; 3], gpu: SmallMGpu) {
-    let Some(operands) = all.first().map(|first| first.block().operands()) else { return };
-    let is_link = all.first().is_some_and(|first| !first.block().takes_passes());
-    if !gpu.wgmma || m > FEW_ROWS || !is_link {
+fn sort(all: &mut [SmallMConfig], codes: CodeOrder, [m, n, k]: [usize; 3], gpu: SmallMGpu) {
+    let Some(first) = all.first().map(|first| first.block()) else { return };
+    if !gpu.wgmma || m > FEW_ROWS || first.takes_passes() {
         return;
     }
     let product = Product { m, n, steps: k.div_ceil(128), sm_count: gpu.sm_count };
-    let wanted = match operands {
+    let wanted = match first.operands() {
         SmallMOperands::Fp8 => Some(product.parts_of_fp8()),
         SmallMOperands::E2m1Weights => product.parts_of_e2m1(codes),
         SmallMOperands::E4m3Weights => None,
     };
-    let of = |config: &SmallMConfig| config.block().parts() * config.split() as usize;
     if let Some(wanted) = wanted {
-        all.sort_by_key(|config| config.block().takes_passes() || of(config) != wanted);
+        all.sort_by_key(|config| config.block().takes_passes() || config.parts() != wanted);
     }
 }
 

@@ -29,7 +29,7 @@ fn cost(config: SmallMConfig, codes: CodeOrder, mnk: [usize; 3], sm_count: usize
     let Some(step) = step(block) else { return cost_of_e2m1(config, codes, mnk, sm_count) };
     let tokens = m.next_multiple_of(8) as f64;
     let waves = block.tiles(n).div_ceil(clusters_at_once(block.residents(m), split, sm_count)) as f64;
-    let steps = k.div_ceil(128).div_ceil(split * block.parts()) as f64;
+    let steps = k.div_ceil(128).div_ceil(config.parts()) as f64;
     let walk = waves * (steps * step * (1.0 + tokens / 356.0) + 519.0);
     let bytes = (block.tiles(n) * 64) as f64 * k as f64 * (1.0 + tokens / 64.0);
     let memory = bytes / 3163.0 * 132.0 / sm_count.max(1) as f64;
@@ -63,7 +63,7 @@ impl CostOfE2m1 {
     ) -> f64 {
         let (block, split) = (config.block(), config.split() as usize);
         let (tiles, at_once) = (block.tiles(n), clusters_at_once(residents, split, sm_count));
-        let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
+        let (parts, sms) = (config.parts(), sm_count.max(1) as f64);
         let on_sm = (tiles.min(at_once) * parts) as f64 / sms;
         let of_rows = if block == SmallMBlock::Narrow { self.narrow } else { 1.0 };
         let step = self.step + on_sm * of_rows * self.warp[usize::from(many)];

@@ -14,7 +14,7 @@ use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_rules::of_any_m;
 use crate::gpu::gemm::steps::{Offered, Search, none_such};
 use crate::gpu::gemm::sum::{Sum, Target, ValueSource};
-use crate::gpu::gemm::wgmma_rules::{order_on, waves};
+use crate::gpu::gemm::wgmma_rules::waves;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     Each, KernelFamily, Meeting, OneRow, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands,
@@ -109,11 +109,8 @@ impl SmallMProduct {
         let mnk = [desc.m, desc.n, desc.k];
         let mut configs = match desc.batch_invariant {
             true => of_any_m(operands, desc.b_order, [desc.n, desc.k], gpu.sm_count).into_iter().collect(),
-            false => order_on(operands, desc.b_order, mnk, gpu),
+            false => chain_rules::order(operands, desc.b_order, mnk, gpu, desc.chained),
         };
-        if desc.chained && !desc.batch_invariant {
-            chain_rules::sort(&mut configs, desc.b_order, mnk, gpu);
-        }
         configs.retain(|config| gpu.clusters || !config.needs_clusters());
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, gpu, configs)

@@ -13,7 +13,6 @@ use crate::gpu::gemm::available::HOPPER;
 use crate::gpu::gemm::chain_rules;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_step::{How, SmallMGpu};
-use crate::gpu::gemm::wgmma_rules::order_on;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     BlockCodes, E2M1_K_MULTIPLE, Each, Input, KernelFamily, Kernels, OuterScales, Output, Sm90Groups, SmallMConfig,
@@ -103,11 +102,7 @@ pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], gpu: SmallMGpu, cha
     let then_pass = |own: SmallMConfig| {
         gpu.wgmma(own, codes, mnk).is_some() || own.block() != config.tile().block() || !at_once(own, mnk, gpu.sm_count)
     };
-    let mut all = order_on(weights.operands(), codes, mnk, gpu);
-    if chained {
-        chain_rules::sort(&mut all, codes, mnk, gpu);
-    }
-    Ok(match all.first() {
+    Ok(match chain_rules::order(weights.operands(), codes, mnk, gpu, chained).first() {
         Some(own) if then_pass(*own) => {
             Gated::ThenPass(*own, gpu.how(*own, codes, mnk), gpu.scratch_bytes(*own, codes, mnk))
         }
@@ -536,7 +531,7 @@ mod tests {
         // Planned for chains, in other parts of k, as one product of both is.
         let [alone, chained] = [false, true].map(|chained| of(true, SmallMWeights::Nvfp4, [8, 5120, 8192], chained));
         let parts = |gated| match gated {
-            Gated::ThenPass(config, ..) => config.block().parts() as u32 * config.split(),
+            Gated::ThenPass(config, ..) => config.parts(),
             Gated::Tiles(_) => 0,
         };
         assert_eq!([parts(alone), parts(chained)], [8, 16]);

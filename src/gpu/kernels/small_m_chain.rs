@@ -62,7 +62,7 @@ struct Link {
 
 impl Link {
     fn steps(&self, config: SmallMConfig) -> usize {
-        self.k.div_ceil(128) / (config.split() as usize * config.block().parts())
+        self.k.div_ceil(128) / config.parts()
     }
 
     fn blocks(&self, config: SmallMConfig) -> usize {
@@ -102,7 +102,7 @@ impl Link {
 
     /// Blocks that cut k into as many parts as this configuration: of one warpgroup, deep ones, and of two warpgroups.
     fn of_parts(&self, config: SmallMConfig) -> [Option<SmallMConfig>; 3] {
-        let parts = config.split() as usize * config.block().parts();
+        let parts = config.parts();
         let of = |block: SmallMBlock| SmallMConfig::new(block, (parts / block.parts()) as u32).ok();
         [SmallMBlock::One, SmallMBlock::OneDeep, SmallMBlock::Two].map(of)
     }
@@ -240,7 +240,7 @@ impl Link {
     fn block_of_e2m1(&self, config: SmallMConfig, codes: CodeOrder) -> Option<SmallMConfig> {
         use SmallMBlock::{Eight, Four, Narrow, Sixteen};
         let of = |block: SmallMBlock, parts: usize| SmallMConfig::new(block, (parts / block.parts()) as u32).ok();
-        let (few, parts) = (self.m <= 8, config.split() as usize * config.block().parts());
+        let (few, parts) = (self.m <= 8, config.parts());
         // Rows of B by 32, for each multiprocessor, in hundredths.
         let each = 100 * Eight.tiles(self.n) / self.sm_count.max(1);
         match parts {
@@ -268,7 +268,7 @@ impl Link {
 
     /// Of 128 of k, of the warp that has the most.
     fn most_steps(&self, config: SmallMConfig) -> usize {
-        self.k.div_ceil(128).div_ceil(config.split() as usize * config.block().parts())
+        self.k.div_ceil(128).div_ceil(config.parts())
     }
 
     /// Whether the kernel of links is faster: all steps or all but one are on their way before the wait, and blocks are few (H200, 2026-11, the record of links planned for chains: 0.83 to 0.98 of the time; of more than three on a multiprocessor 1.04).
@@ -314,7 +314,7 @@ mod tests {
     fn links_have_the_same_sums() {
         use SmallMBlock::{Four, One, OneDeep, Tile, Two};
         let config = |block, split| SmallMConfig::new(block, split).unwrap();
-        let parts = |config: SmallMConfig| config.block().parts() * config.split() as usize;
+        let parts = SmallMConfig::parts;
         for operands in [SmallMOperands::Fp8, SmallMOperands::E2m1Weights] {
             for (all, mnk) in [[1, 4096, 7168], [16, 7168, 2048], [8, 57344, 8192], [1, 8, 16], [32, 2112, 7168]]
                 .into_iter()

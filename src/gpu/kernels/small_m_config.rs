@@ -317,6 +317,11 @@ impl SmallMConfig {
     pub fn split(self) -> u32 {
         self.split
     }
+
+    /// The parts of k whose sums are added in its order: configurations of as many give the same bits.
+    pub(crate) fn parts(self) -> usize {
+        self.split as usize * self.block.parts()
+    }
 }
 
 impl std::fmt::Display for SmallMConfig {

@@ -91,7 +91,7 @@ impl OneRow {
             shared: shared as u32,
             residents: row.residents.min(SHARED / (shared + 1024)),
             tiles: block.tiles(n),
-            steps: steps.div_ceil(split * block.parts()),
+            steps: steps.div_ceil(config.parts()),
         }
     }
 

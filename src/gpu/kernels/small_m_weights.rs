@@ -63,6 +63,8 @@ struct SmallMWeightsKernel {
     tokens: usize,
     serves: (SmallMWeights, DType),
     kernel: Kernel,
+    /// Dynamic shared memory in bytes.
+    shared: u32,
 }
 
 impl SmallMWeightsKernels {
@@ -83,12 +85,13 @@ impl SmallMWeightsKernels {
             for (block, tokens) in
                 SmallMBlock::of(operands).flat_map(|block| block.widths().iter().map(move |t| (block, *t)))
             {
-                let kernel = file.kernel_with_shared(&name(block, tokens, serves), shared(block, tokens, serves.0))?;
-                all.push(SmallMWeightsKernel { block, tokens, serves, kernel });
-                if block == SmallMBlock::Four {
-                    let (name, shared) = (name_of_links(tokens, serves), block.shared_with_stages(LINK_STAGES, tokens));
+                let of = |name: String, shared| -> Result<SmallMWeightsKernel> {
                     let kernel = file.kernel_with_shared(&name, shared)?;
-                    of_links.push(SmallMWeightsKernel { block, tokens, serves, kernel });
+                    Ok(SmallMWeightsKernel { block, tokens, serves, kernel, shared })
+                };
+                all.push(of(name(block, tokens, serves), shared(block, tokens, serves.0))?);
+                if block == SmallMBlock::Four {
+                    of_links.push(of(name_of_links(tokens, serves), block.shared_with_stages(LINK_STAGES, tokens))?);
                 }
             }
         }
@@ -373,15 +376,10 @@ impl Kernels {
         let tokens = block.tokens(call.m);
         let kernels = if place.deep { &kernels.of_links } else { &kernels.all };
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
-        let kernel = found.ok_or_else(|| no_such_kernel(block, serves))?.kernel;
+        let SmallMWeightsKernel { kernel, shared, .. } = *found.ok_or_else(|| no_such_kernel(block, serves))?;
         let clusters = kernel.has_clusters();
         call.check_parts(clusters)?;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        let shared = if place.deep {
-            block.shared_with_stages(LINK_STAGES, tokens)
-        } else {
-            shared(block, tokens, call.weights)
-        };
         let grid = grid.clusters(if clusters { split } else { 1 }).shared(shared);
         // Other configurations of the plan may be what the memory is for.
         let parts = call.scratch.filter(|_| !clusters && split > 1);

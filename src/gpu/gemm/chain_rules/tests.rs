@@ -1,29 +1,22 @@
 //! What the rules choose against what was measured: microseconds by parts of k, of the fastest of all links with so many parts, or alone where that is faster (H200, 2026-11, the records of paced links and of links planned for chains).
 
 use super::*;
-use crate::gpu::gemm::wgmma_rules::order_on;
 use crate::gpu::kernels::SmallMBlock;
 
 const H200: SmallMGpu = SmallMGpu { sm_count: 132, clusters: true, wgmma: true };
 
 type Case = ([usize; 3], [f64; 4]);
 
-fn parts(config: SmallMConfig) -> usize {
-    config.block().parts() * config.split() as usize
-}
-
 /// How far what is chosen is behind the fastest number of parts, at worst and on average; and what is planned for calls that stand alone.
 fn judge(operands: SmallMOperands, codes: CodeOrder, counts: [usize; 4], cases: &[Case]) -> [[f64; 2]; 2] {
     let mut behind = [[1.0f64, 0.0]; 2];
     for (mnk, us) in cases {
         let fastest = us.iter().copied().fold(f64::INFINITY, f64::min);
-        let alone = order_on(operands, codes, *mnk, H200);
-        let mut chained = alone.clone();
-        sort(&mut chained, codes, *mnk, H200);
+        let [alone, chained] = [false, true].map(|chained| order(operands, codes, *mnk, H200, chained));
         assert_eq!(chained.len(), alone.len(), "none is lost");
         for ([worst, sum], all) in behind.iter_mut().zip([chained, alone]) {
             // Sixteen parts of FP8, of few columns, were not timed; eight are as fast.
-            let at = counts.iter().position(|count| *count == parts(all[0])).unwrap_or(3);
+            let at = counts.iter().position(|count| *count == all[0].parts()).unwrap_or(3);
             *worst = worst.max(us[at] / fastest);
             *sum += (us[at] / fastest).ln();
         }
@@ -49,12 +42,8 @@ fn what_is_fastest_in_chains_comes_first() {
 fn others_stay_as_they_are() {
     let mnk = [16, 4096, 7168];
     let older = SmallMGpu { clusters: false, wgmma: false, ..H200 };
-    let same = |operands, codes, mnk, gpu| {
-        let all = order_on(operands, codes, mnk, gpu);
-        let mut chained = all.clone();
-        sort(&mut chained, codes, mnk, gpu);
-        chained == all
-    };
+    let same =
+        |operands, codes, mnk, gpu| order(operands, codes, mnk, gpu, true) == order(operands, codes, mnk, gpu, false);
     assert!(!same(SmallMOperands::Fp8, CodeOrder::Published, mnk, H200));
     assert!(same(SmallMOperands::Fp8, CodeOrder::Published, mnk, older));
     assert!(same(SmallMOperands::Fp8, CodeOrder::Published, [17, 4096, 7168], H200));
@@ -66,8 +55,7 @@ fn others_stay_as_they_are() {
     for sm_count in [0, 1] {
         let gpu = SmallMGpu { sm_count, ..H200 };
         for operands in [SmallMOperands::Fp8, SmallMOperands::E2m1Weights] {
-            let mut all = order_on(operands, CodeOrder::Published, mnk, gpu);
-            sort(&mut all, CodeOrder::Published, mnk, gpu);
+            order(operands, CodeOrder::Published, mnk, gpu, true);
         }
     }
 }
