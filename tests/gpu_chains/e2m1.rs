@@ -19,11 +19,7 @@ fn every_block_of_e2m1_weights_is_a_link() {
                 // Rows of repacked codes are multiples of 128.
                 let n = if matches!(kinds[0], By::Repacked(_)) { 2048 } else { 2112 };
                 let mut net = Net::new(&handle, m, n, &kinds, 120, 24);
-                for (i, layer) in net.layers.iter_mut().enumerate() {
-                    let config = SmallMConfig::new(blocks[i % 4], [1, 2, 4, 8][i / 4 % 4]).unwrap();
-                    layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), config);
-                    layer.plan.prepare(&handle, &layer.b).unwrap();
-                }
+                net.plan_in(&handle, |i| SmallMConfig::new(blocks[i % 4], [1, 2, 4, 8][i / 4 % 4]).unwrap());
                 let words = format!("m = {m}, {kinds:?} in {blocks:?}");
                 let want = net.want(&handle);
                 let (graph, links) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());

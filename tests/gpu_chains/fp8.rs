@@ -19,12 +19,10 @@ fn every_block_of_fp8_is_a_link() {
         for (n, configs) in cases {
             for (m, (a, b)) in [(1, BLOCKS), (16, BLOCKS), (8, rows), (20, BLOCKS)] {
                 let mut net = Net::new(&handle, m, n, &[By::Quantized(a, b)], 120, 24);
-                for (i, layer) in net.layers.iter_mut().enumerate() {
+                net.plan_in(&handle, |i| {
                     let (block, split) = configs[i % 4];
-                    let config = SmallMConfig::new(block, split).unwrap();
-                    layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), config);
-                    layer.plan.prepare(&handle, &layer.b).unwrap();
-                }
+                    SmallMConfig::new(block, split).unwrap()
+                });
                 let words = format!("m = {m}, n = {n}, {b}");
                 let want = net.want(&handle);
                 let (graph, links) = links_of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
@@ -150,10 +148,7 @@ fn fp8_links_of_uneven_blocks_and_of_rounds() {
         ];
         for (m, n, configs) in cases {
             let mut net = Net::new(&handle, m, n, &[By::Quantized(BLOCKS.0, BLOCKS.1)], 60, 8);
-            for (layer, (config, _)) in net.layers.iter_mut().zip(configs.iter().cycle()) {
-                layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), of(*config));
-                layer.plan.prepare(&handle, &layer.b).unwrap();
-            }
+            net.plan_in(&handle, |i| of(configs[i % configs.len()].0));
             let want = net.want(&handle);
             let (graph, events) =
                 told::told("kernels::small_m", || handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());

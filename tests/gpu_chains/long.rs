@@ -6,7 +6,7 @@ use scaled_gemm::{DType, Fp8Format, Handle, Recipe, Scheme, SmallMBlock, SmallMC
 
 use super::hazards::alone;
 use super::net::*;
-use super::{small_m_weights, told};
+use super::told;
 use crate::common::*;
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -35,9 +35,8 @@ fn each_link_once() {
         ];
         for (m, n, kinds, config) in cases {
             let mut net = Net::new(&handle, m, n, kinds, 6, 2);
-            for layer in net.layers.iter_mut().filter(|_| config.is_some()) {
-                layer.plan = small_m_weights::planned(&handle, layer.plan.desc(), config.unwrap());
-                layer.plan.prepare(&handle, &layer.b).unwrap();
+            if let Some(config) = config {
+                net.plan_in(&handle, |_| config);
             }
             let want = net.want(&handle);
             let (graph, events) =

@@ -5,9 +5,11 @@ use std::rc::Rc;
 use scaled_gemm::{
     CapturedGraph, CodeOrder, DType, DeviceBuffer, Error, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle,
     KeptWeights, KernelFamily, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    SmallMConfig,
 };
 
 use crate::common::*;
+use crate::small_m_weights;
 use crate::told::told;
 
 /// A handle on an sm_90.
@@ -111,6 +113,14 @@ impl Net {
             _ => None,
         });
         Self { m, n, layers, values, a, x: bytes_of(DType::Bf16, &x) }
+    }
+
+    /// Plans each layer anew, in the configuration of `small-m` that this says of it.
+    pub fn plan_in(&mut self, handle: &Handle, config: impl Fn(usize) -> SmallMConfig) {
+        for (i, Layer { b, plan }) in self.layers.iter_mut().enumerate() {
+            *plan = small_m_weights::planned(handle, plan.desc(), config(i));
+            plan.prepare(handle, b).unwrap();
+        }
     }
 
     /// What goes in, and poison in the place of what is stored.
