@@ -29,8 +29,8 @@ fn each_kernel_once() {
 #[test]
 fn every_recipe_type_and_shape() {
     let Some(handle) = handle() else { return };
-    // 16, 48, 144 and 1040 columns end in half a block.
-    let shapes = grid(&[1, 3, 16, 17, 130, 144, 272], &[16, 32, 48, 144, 576, 1040]);
+    // 16, 48, 144, 272 and 1040 columns end in half a block; a warp takes 256 of 16-bit elements.
+    let shapes = grid(&[1, 3, 16, 17, 130, 144, 272], &[16, 32, 48, 144, 256, 272, 384, 576, 1040]);
     check_shapes(&handle, &mut Noise::new(141), shapes, &recipes());
 }
 
@@ -73,25 +73,31 @@ fn scale_boundaries() {
     check_tops(&handle, &mut Noise::new(145), &[0, 0x40_0000, 0x60_0000, 0x80_0000], recipes);
 }
 
-/// Each FP32 value as near as possible to where the rounding of codes turns, and to where they saturate, at scales from the smallest
-/// to the largest.
+/// Each value as near as possible to where the rounding of codes turns, and to where they saturate, at scales from the smallest
+/// to the largest of each type.
 #[test]
 fn rounding_boundaries() {
     let Some(handle) = handle() else { return };
     let codes = &E2M1_VALUES[..8];
     let middles = codes.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
     let edges: Vec<f32> = codes.iter().copied().chain(middles).chain([7.0, 7.5]).collect();
-    let mut blocks = Vec::new();
-    // The largest value of a block is 6, and 7.9, which saturates by floor and is half as large a code by the others.
-    for top in [6.0, 7.9] {
-        for power in [-147, -140, -128, -127, -126, -120, -60, -8, 0, 60, 124, 125] {
-            let scale = |v: f32| by_power(v, power);
-            let near = edges.iter().flat_map(|edge| around(scale(*edge)));
-            blocks.push((scale(top), near.filter(|v| v.abs() <= scale(top)).collect()));
+    // F16 numbers end at 65504 and are whole multiples of 2^-24; factors are normal numbers of it from scales of 2^-15 to 2^13.
+    let wide = [-147, -140, -128, -127, -126, -120, -60, -8, 0, 60, 124, 125];
+    let narrow = [-24, -22, -18, -16, -15, -14, -13, -8, 0, 5, 12, 13];
+    for (dtype, powers) in [(DType::F32, wide), (DType::Bf16, wide), (DType::F16, narrow)] {
+        let mut blocks = Vec::new();
+        // The largest value of a block is 6, and 7.9, which saturates by floor and is half as large a code by the others.
+        for top in [6.0, 7.9] {
+            for power in powers {
+                let scale = |v: f32| by_power(v, power);
+                let largest = round_to(dtype, scale(top));
+                let near = edges.iter().flat_map(|edge| around_in(dtype, scale(*edge)));
+                blocks.push((largest, near.filter(|v| v.abs() <= largest).collect()));
+            }
         }
+        let x = Source::new(&handle, in_blocks(&blocks, 32, 8), dtype);
+        recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
     }
-    let x = Source::new(&handle, in_blocks(&blocks, 32, 8), DType::F32);
-    recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
 }
 
 /// One largest element, in every place of a block in turn, along rows and along columns.

@@ -72,17 +72,12 @@ template <class T> __device__ __forceinline__ u32 signs4(const Vec8<T>& v, int k
 // Eight codes, element 0 in the lowest four bits, from two such words.
 __device__ __forceinline__ u32 join8(u32 n0, u32 n1) { return __byte_perm(n0, n1, 0x7531); }
 
-// The place of |y| among E2M1's eight magnitudes, plus the bits of ROUNDER + PLUS. Magnitudes are 1/2 apart below 2, then 1, from 4 on 2: the place is
-// the least of 2 |y|, |y| + 2 and |y| / 2 + 4, each rounded to the nearest integer, ties to even, by the FP32 adder (the product by a power
-// of two is exact). Patterns of positive numbers order like the numbers; NaN's is above them all.
-constexpr float ROUNDER = 12582912.0f;  // 1.5 * 2^23: its ulp is 1
-template <int PLUS> __device__ __forceinline__ int e2m1_place(float y) {
-    constexpr float FROM = ROUNDER + PLUS;
+// The place of |y| among E2M1's eight magnitudes, plus FIRST_PLACE, of patterns that order like the numbers. Magnitudes are 1/2 apart below 2, 1 apart from there, 2 from 4 on, and so are FP32 numbers below 2^23, from
+// there, and 2^23 more than half of them: |y| + 2^23 - 2 is rounded as up to 4, ties to even, by the FP32 adder, |y| / 2 + 2^23 as from 4 on (its product is exact), and the place is the lesser. NaN's is above them all.
+constexpr u32 FIRST_PLACE = 0x4AFFFFFCu;  // the pattern of 2^23 - 2
+__device__ __forceinline__ u32 e2m1_place(float y) {
     const float a = fabsf(y);
-    const int low = __float_as_int(__fmaf_rn(a, 2.0f, FROM));
-    const int middle = __float_as_int(__fadd_rn(a, FROM + 2.0f));
-    const int high = __float_as_int(__fmaf_rn(a, 0.5f, FROM + 4.0f));
-    return min(min(low, middle), high);
+    return min(__float_as_uint(__fadd_rn(a, 8388606.0f)), __float_as_uint(__fmaf_rn(a, 0.5f, 8388608.0f)));
 }
 
 // The signs of elements 4k .. 4k + 3, as those of a vector.
@@ -97,9 +92,7 @@ __device__ __forceinline__ u32 signs8(u32 first, u32 second) {
 }
 
 // The same of any |y|, or NaN.
-template <bool BOUNDED, int PLUS> __device__ __forceinline__ u32 e2m1_place_in(float y) {
-    return BOUNDED ? e2m1_place<PLUS>(y) : min(e2m1_place<PLUS>(y), __float_as_int(ROUNDER + PLUS + 7.0f));
-}
+template <bool BOUNDED> __device__ __forceinline__ u32 e2m1_place_in(float y) { return BOUNDED ? e2m1_place(y) : min(e2m1_place(y), FIRST_PLACE + 7); }
 
 // Eight codes, element 0 in the lowest four bits; `signs` are `signs8` of the same numbers. BOUNDED: none is above 6 by more than a
 // rounding, and none is NaN.
@@ -107,12 +100,12 @@ template <bool BOUNDED> __device__ __forceinline__ u32 encode8_e2m1(const float*
 #ifdef HARDWARE_E2M1
     return hardware_e2m1(y);
 #else
-    // Sums instead of shifts. With 12 more in two places, what ROUNDER's bits come to is a multiple of 2^32.
-    const u32 a = e2m1_place_in<BOUNDED, 0>(y[0]) + e2m1_place_in<BOUNDED, 0>(y[1]) * 16;
-    const u32 b = e2m1_place_in<BOUNDED, 0>(y[2]) + e2m1_place_in<BOUNDED, 0>(y[3]) * 16;
-    const u32 c = e2m1_place_in<BOUNDED, 0>(y[4]) + e2m1_place_in<BOUNDED, 12>(y[5]) * 16;
-    const u32 d = e2m1_place_in<BOUNDED, 0>(y[6]) + e2m1_place_in<BOUNDED, 12>(y[7]) * 16;
-    return a + b * 256 + (c + d * 256) * 65536 + signs;
+    // Sums instead of shifts.
+    const u32 a = e2m1_place_in<BOUNDED>(y[0]) + e2m1_place_in<BOUNDED>(y[1]) * 16;
+    const u32 b = e2m1_place_in<BOUNDED>(y[2]) + e2m1_place_in<BOUNDED>(y[3]) * 16;
+    const u32 c = e2m1_place_in<BOUNDED>(y[4]) + e2m1_place_in<BOUNDED>(y[5]) * 16;
+    const u32 d = e2m1_place_in<BOUNDED>(y[6]) + e2m1_place_in<BOUNDED>(y[7]) * 16;
+    return a + b * 256 + (c + d * 256) * 65536 + signs - FIRST_PLACE * 0x11111111u;
 #endif
 }
 
@@ -125,9 +118,10 @@ __device__ __forceinline__ u32 encode8_e2m1(const float (&y)[8]) {
 #define E2M1_BY_POWER
 // A factor that is a power of two leaves numbers of 16 bits exact, so that their places are found in 16 bits, two at a time: half the instructions.
 
-// What rounds them: its ulp is 1, and the sum of it and a place has the place in the lowest bits of its pattern.
-template <class T> constexpr u32 rounder16 = 0x43004300u;  // 2^7
-template <> constexpr u32 rounder16<F16> = 0x64006400u;    // 2^10
+// What rounds them, as in `e2m1_place`: the power of two from which numbers are 1 apart, and 2 less.
+template <class T> constexpr u32 from_four16 = 0x43004300u;  // 2^7
+template <> constexpr u32 from_four16<F16> = 0x64006400u;    // 2^10
+template <class T> constexpr u32 up_to_four16 = from_four16<T> - 0x00040004u;
 template <class T> constexpr u32 octave16 = 0x00800080u;   // a factor of two
 template <> constexpr u32 octave16<F16> = 0x04000400u;
 // Both halves: fl(a b + c).
@@ -142,10 +136,10 @@ __device__ __forceinline__ u32 min_u16x2(u32 a, u32 b) {
     asm("min.u16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
     return m;
 }
-// Whether a power of two, its half and its double are normal numbers of T.
+// Whether a power of two and its half are normal numbers of T.
 template <class T> __device__ __forceinline__ bool has_power(float power) {
     const u32 bits = __float_as_uint(power);
-    return octave16<T> == 0x00800080u ? bits - 0x01000000u <= 0x7D800000u : bits - 0x39000000u <= 0x0D800000u;
+    return octave16<T> == 0x00800080u ? bits - 0x01000000u <= 0x7E000000u : bits - 0x39000000u <= 0x0E000000u;
 }
 // It, twice.
 template <class T> __device__ __forceinline__ u32 power16(float power) {
@@ -154,25 +148,23 @@ template <class T> __device__ __forceinline__ u32 power16(float power) {
     const u32 half = (bits >> 13) - 0x1C000u;
     return half | half << 16;
 }
-// Eight codes of numbers times a `power16`, of which none is NaN, or comes above 6: places as in `e2m1_place`.
-template <class T> __device__ __forceinline__ u32 encode8_e2m1_by_power(const uint4& x, u32 power) {
+// Eight codes of numbers times a `power16`, of which none is NaN, and where they are BOUNDED none comes above 6: places as in `e2m1_place`.
+template <class T, bool BOUNDED = true> __device__ __forceinline__ u32 encode8_e2m1_by_power(const uint4& x, u32 power) {
     u32 p[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const u32 a = word(x, k) & 0x7FFF7FFFu;
-        const u32 low = fma2<T>(a, power + octave16<T>, rounder16<T>);
-        const u32 middle = fma2<T>(a, power, rounder16<T> + 0x00020002u);
-        const u32 high = fma2<T>(a, power - octave16<T>, rounder16<T> + 0x00040004u);
-        p[k] = min_u16x2(min_u16x2(low, middle), high);
+        p[k] = min_u16x2(fma2<T>(a, power, up_to_four16<T>), fma2<T>(a, power - octave16<T>, from_four16<T>));
+        if (!BOUNDED) p[k] = min_u16x2(p[k], from_four16<T> + 0x00030003u);
     }
-    // Places 1, 0, 3, 2 of four, with signs, in bytes; * 4097 puts 1 above 0 and 3 above 2, in bytes 1 and 3.
+    // Four codes in the upper halves of bytes, bit 2 of their places inverted; * 17 puts 0 below 1 and 2 below 3, in bytes 1 and 3.
     u32 n[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        const u32 signs = __byte_perm(word(x, 2 * k), word(x, 2 * k + 1), 0x5713);
-        n[k] = (__byte_perm(p[2 * k], p[2 * k + 1], 0x4602) | (signs >> 4 & 0x08080808u)) * 4097;
+        const u32 places = __byte_perm(p[2 * k], p[2 * k + 1], 0x6420), signs = __byte_perm(word(x, 2 * k), word(x, 2 * k + 1), 0x7531);
+        n[k] = ((places * 16 & 0x70707070u) | (signs & 0x80808080u)) * 17;
     }
-    return join8(n[0], n[1]);
+    return join8(n[0], n[1]) ^ 0x44444444u;
 }
 #endif
 

@@ -70,11 +70,81 @@ template <u32 FORMAT, class T> __device__ __forceinline__ void store_scaled(u8* 
     store_codes<FORMAT>(to, v);
 }
 
+// The largest pattern of a block of 16-bit elements without signs, of which this lane and its neighbour have sixteen each. All lanes come here together.
+template <class T> __device__ __forceinline__ u32 block_max16(const Vec8<T> (&x)[2]) {
+    u32 m = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k++) m = max_u16x2(m, word(x[k / 4].q[0], k % 4) & 0x7FFF7FFFu);
+    m = max_u16x2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+    return max(m >> 16, m & 0xFFFF);
+}
+
+// Sixteen E2M1 codes of a block with this scale byte. `clean`: without NaN.
+template <class T> __device__ __forceinline__ uint2 e2m1_codes16(Vec8<T> (&x)[2], u32 byte, bool clean) {
+#ifdef E2M1_BY_POWER
+    // Biased exponents, in T, of the factor: it and its half are to be normal numbers.
+    constexpr u32 OF_ZERO = octave16<T> == 0x00800080u ? 254 : 142, MOST = octave16<T> == 0x00800080u ? 254 : 30;
+    const u32 exponent = OF_ZERO - byte;
+    if (clean && exponent - 2 <= MOST - 2) {
+        // By other rules than the upward ones products come up to 8.
+        const u32 power = exponent * octave16<T>;
+        return {encode8_e2m1_by_power<T, false>(x[0].q[0], power), encode8_e2m1_by_power<T, false>(x[1].q[0], power)};
+    }
+#endif
+    const float factor = mx_encode(byte);
+    u32 codes[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        forget(x[h]);
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(element(x[h], i), factor);
+        codes[h] = encode8_e2m1(v);
+    }
+    return {codes[0], codes[1]};
+}
+
+// To E2M1 of aligned elements of 16 bits, for which instructions are the limit: a warp takes four rows, 32 apart, by 256 columns, a lane two times sixteen neighbours, each half a block, so that what a lane does once serves
+// 32 elements. Sixteen scale bytes of a warp lie side by side.
+template <class T> __device__ __forceinline__ void quantize_rows16(const T* x, u64 x_stride, u32 rows, u32 cols, const MxRule& rule, u8* codes, u8* block_scales) {
+    constexpr u32 PIECES = 2, COLS = 128 * PIECES;
+    const u32 chunks = (cols + COLS - 1) / COLS, tiles = (cols + 127) / 128, lane = threadIdx.x % 32;
+    const u32 unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, group = unit / chunks, col = unit % chunks * COLS + lane % 8 * 16;
+    const u64 row = (u64)(group / 32) * 128 + group % 32 + 32 * (lane / 8);
+    const T* in = x + row * x_stride + col;
+    const u32 right = row < rows && col < cols ? cols - col : 0;  // columns that are there
+    begin();
+    Vec8<T> data[PIECES][2];
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        data[i][0] = data[i][1] = zero8<T>();
+        load8_if(128 * i < right, data[i][0], in + 128 * i);
+        load8_if(128 * i < right, data[i][1], in + 128 * i + 8);
+    }
+    u8* const to = once(codes + (row * cols + col) / 2);
+    u8* const scales = once(block_scales + tiled_index((cols + 31) / 32, row, col / 32));
+    const bool scaled = lane % 2 == 0 && row < ((u64)rows + 127) / 128 * 128;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        float amax = to_float(T{(u16)block_max16(data[i])});
+        const bool clean = amax == amax;
+        if (__any_sync(0xFFFFFFFFu, !clean)) {
+            const float known = lanes_max<2>(amax8(data[i][1], amax8(data[i][0], 0.0f)));
+            if (!clean) amax = known;
+        }
+        // Rows and columns past the end are zeros and get scale byte 0: the padding. Neighbouring tiles of scales are 512 bytes apart.
+        const u32 byte = mx_byte(rule, amax);
+        if (scaled && col / 128 + i < tiles) scales[512 * i] = (u8)byte;
+        if (128 * i < right) *(uint2*)(to + 64 * i) = e2m1_codes16(data[i], byte, clean);
+    }
+}
+
 // A warp takes four rows, 32 apart, by 128 columns: eight lanes a row, sixteen elements a lane, in two loads that each cover
 // 128 consecutive bytes; the sixteen scale bytes of a warp lie side by side. Lane l of a row holds columns 8 l .. 8 l + 7 of
 // each half of 64, so a block of 32 is four lanes of one half.
 template <class T, bool ALIGNED, u32 FORMAT>
 __device__ __forceinline__ void quantize_rows(const T* x, u64 x_stride, u32 rows, u32 cols, const MxRule& rule, u8* codes, u8* block_scales) {
+    if constexpr (FORMAT == E2M1 && ALIGNED && sizeof(T) == 2) return quantize_rows16(x, x_stride, rows, cols, rule, codes, block_scales);
     const u32 chunks = (cols + 127) / 128, blocks = (cols + 31) / 32;
     const u32 lane = threadIdx.x % 32;
     const u64 unit = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;

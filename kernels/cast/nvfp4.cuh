@@ -352,18 +352,15 @@ template <class T> __device__ __forceinline__ uint2 nearest_codes(Block<T>& b, f
     for (int i = 0; i < 16; i++) v[i] = __fmul_rn(element(b, i), inv);
     return {hardware_e2m1(v), hardware_e2m1(v + 8)};
 #else
-    // Not `encode8_e2m1`, which has fewer instructions: the row kernel is 1 to 2 % slower with it, its loads being what it waits for (observed: H200,
-    // 2026-11).
-    const float scaled = __fmul_rn(inv, CODE_UNIT);
-    u32 w[4];
+    u32 codes[2];
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        float q[4];
+    for (int h = 0; h < 2; h++) {
+        float y[8];
 #pragma unroll
-        for (int i = 0; i < 4; i++) q[i] = round_scaled(__fmul_rn(fabsf(element(b, 4 * k + i)), scaled));
-        w[k] = bytes4(q);
+        for (int i = 0; i < 8; i++) y[i] = __fmul_rn(element(b, 8 * h + i), inv);
+        codes[h] = encode8_e2m1<true>(y, signs8(signs4(b.half[h], 0), signs4(b.half[h], 1)));
     }
-    return pack(w, b);
+    return {codes[0], codes[1]};
 #endif
 }
 

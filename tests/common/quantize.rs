@@ -447,6 +447,20 @@ pub fn around(v: f32) -> impl Iterator<Item = f32> {
     })
 }
 
+/// The same in a type: its neighbours of `v`.
+pub fn around_in(dtype: DType, v: f32) -> Vec<f32> {
+    let pattern = match dtype {
+        DType::Bf16 => half::bf16::from_f32(v).to_bits(),
+        DType::F16 => half::f16::from_f32(v).to_bits(),
+        _ => return around(v).collect(),
+    };
+    let patterns = (-2i16..=2).flat_map(|d| {
+        let near = pattern.saturating_add_signed(d);
+        [near, near | 0x8000]
+    });
+    values_of(dtype, &patterns.flat_map(u16::to_le_bytes).collect::<Vec<u8>>())
+}
+
 /// Blocks of `size` that begin with an anchor: `blocks` in a row, filled up with zeros to a multiple of 16 rows.
 pub fn in_blocks(anchored: &[(f32, Vec<f32>)], size: usize, blocks: usize) -> Array2<f32> {
     let mut values = Vec::new();
