@@ -148,23 +148,43 @@ template <class T> __device__ __forceinline__ u32 power16(float power) {
     const u32 half = (bits >> 13) - 0x1C000u;
     return half | half << 16;
 }
-// Eight codes of numbers times a `power16`, of which none is NaN, and where they are BOUNDED none comes above 6: places as in `e2m1_place`.
-template <class T, bool BOUNDED = true> __device__ __forceinline__ u32 encode8_e2m1_by_power(const uint4& x, u32 power) {
-    u32 p[4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const u32 a = word(x, k) & 0x7FFF7FFFu;
-        p[k] = min_u16x2(fma2<T>(a, power, up_to_four16<T>), fma2<T>(a, power - octave16<T>, from_four16<T>));
-        if (!BOUNDED) p[k] = min_u16x2(p[k], from_four16<T> + 0x00030003u);
-    }
-    // Four codes in the upper halves of bytes, bit 2 of their places inverted; * 17 puts 0 below 1 and 2 below 3, in bytes 1 and 3.
+// Places of two numbers times a `power16`, in the lowest bits of both halves: as in `e2m1_place`, so that bit 2 is inverted; bits above are junk. BOUNDED: none comes above 6. None is NaN.
+// `sizes` is what masks signs off: SIZES16, or the same where the compiler does not see it.
+constexpr u32 SIZES16 = 0x7FFF7FFFu;
+template <class T, bool BOUNDED> __device__ __forceinline__ u32 places_by_power(u32 x, u32 power, u32 sizes) {
+    const u32 a = x & sizes;
+    const u32 place = min_u16x2(fma2<T>(a, power, up_to_four16<T>), fma2<T>(a, power - octave16<T>, from_four16<T>));
+    return BOUNDED ? place : min_u16x2(place, from_four16<T> + 0x00030003u);
+}
+// Four codes but for that bit from such places and the signs, in the highest bits, of as many bytes: 0 and 1 in byte 1, 2 and 3 in byte 3.
+__device__ __forceinline__ u32 four_by_power(u32 places, u32 signs) {
+    // Codes are in the upper halves of bytes; * 17 puts 0 below 1 and 2 below 3.
+    return ((places * 16 & 0x70707070u) | (signs & 0x80808080u)) * 17;
+}
+constexpr u32 PLACE_BITS = 0x44444444u;  // the inverted ones
+
+// Eight codes of numbers times a `power16`, of which none is NaN, and where they are BOUNDED none comes above 6.
+template <class T, bool BOUNDED = true> __device__ __forceinline__ u32 encode8_e2m1_by_power(const uint4& x, u32 power, u32 sizes = SIZES16) {
     u32 n[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        const u32 places = __byte_perm(p[2 * k], p[2 * k + 1], 0x6420), signs = __byte_perm(word(x, 2 * k), word(x, 2 * k + 1), 0x7531);
-        n[k] = ((places * 16 & 0x70707070u) | (signs & 0x80808080u)) * 17;
+        const u32 first = word(x, 2 * k), second = word(x, 2 * k + 1);
+        const u32 p = places_by_power<T, BOUNDED>(first, power, sizes), q = places_by_power<T, BOUNDED>(second, power, sizes);
+        n[k] = four_by_power(__byte_perm(p, q, 0x6420), __byte_perm(first, second, 0x7531));
     }
-    return join8(n[0], n[1]) ^ 0x44444444u;
+    return join8(n[0], n[1]) ^ PLACE_BITS;
+}
+
+// The same of two neighbouring columns, each of eight rows times a power of its own: x are both columns' numbers.
+template <class T> __device__ __forceinline__ uint2 encode_columns_e2m1_by_power(const u32 (&x)[8], u32 powers, u32 sizes) {
+    u32 n[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const u32 p = places_by_power<T, false>(x[2 * k], powers, sizes), q = places_by_power<T, false>(x[2 * k + 1], powers, sizes);
+        n[k] = four_by_power(__byte_perm(p, q, 0x6240), __byte_perm(x[2 * k], x[2 * k + 1], 0x7351));
+    }
+    const u32 upper = __byte_perm(n[0], n[1], 0x7351), lower = __byte_perm(n[2], n[3], 0x7351);
+    return {__byte_perm(upper, lower, 0x5410) ^ PLACE_BITS, __byte_perm(upper, lower, 0x7632) ^ PLACE_BITS};
 }
 #endif
 

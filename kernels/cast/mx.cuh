@@ -1,8 +1,8 @@
 // MX formats: codes of FP8 or E2M1 with one power of two (E8M0) for each 32 elements of a row; along rows, transposed, and back.
 // Mirror of src/format/mx.rs and src/reference/mx.rs.
 #pragma once
-#include "base/e2m1.cuh"
 #include "cast/dequantize_blocks.cuh"
+#include "cast/maximum.cuh"
 #include "cast/tile.cuh"
 
 // Rules for the scale byte, as the kernels receive them (src/gpu/kernels/mx.rs).
@@ -79,15 +79,18 @@ template <class T> __device__ __forceinline__ u32 block_max16(const Vec8<T> (&x)
     return max(m >> 16, m & 0xFFFF);
 }
 
+#ifdef E2M1_BY_POWER
+// The biased exponent, in T, of the factor of a scale byte, and whether it and its half are normal numbers.
+template <class T> __device__ __forceinline__ u32 power_of_byte(u32 byte) { return (octave16<T> == 0x00800080u ? 254 : 142) - byte; }
+template <class T> __device__ __forceinline__ bool has_power_of_byte(u32 byte) { return power_of_byte<T>(byte) - 2 <= (octave16<T> == 0x00800080u ? 254 : 30) - 2; }
+#endif
+
 // Sixteen E2M1 codes of a block with this scale byte. `clean`: without NaN.
 template <class T> __device__ __forceinline__ uint2 e2m1_codes16(Vec8<T> (&x)[2], u32 byte, bool clean) {
 #ifdef E2M1_BY_POWER
-    // Biased exponents, in T, of the factor: it and its half are to be normal numbers.
-    constexpr u32 OF_ZERO = octave16<T> == 0x00800080u ? 254 : 142, MOST = octave16<T> == 0x00800080u ? 254 : 30;
-    const u32 exponent = OF_ZERO - byte;
-    if (clean && exponent - 2 <= MOST - 2) {
+    if (clean && has_power_of_byte<T>(byte)) {
         // By other rules than the upward ones products come up to 8.
-        const u32 power = exponent * octave16<T>;
+        const u32 power = power_of_byte<T>(byte) * octave16<T>;
         return {encode8_e2m1_by_power<T, false>(x[0].q[0], power), encode8_e2m1_by_power<T, false>(x[1].q[0], power)};
     }
 #endif
@@ -173,66 +176,191 @@ struct MxOut {
     u8* block_scales_t;  // tiled 128x4 of [cols][ceil(rows / 32)]
 };
 
+// Largest patterns of 16-bit elements without signs of a warp's 32 rows and 64 columns: of two rows each lane, which share a block with three others', and of two neighbouring columns. Returns the largest of the thread's own, of all
+// of them. DROPS: NaN counts as zero. Two rows at a time, so that registers hold no more. All lanes of a warp come here together.
+template <bool DROPS, class T> __device__ __forceinline__ u32 patterns_of_tile(Vec8<T> (&data)[8], bool rows, u32 (&of_rows)[2], u32& of_columns) {
+    constexpr u32 NAN_FROM = (octave16<T> == 0x00800080u ? 0x7F80u : 0x7C00u) + 1;
+    const auto larger = [](u32 a, u32 b) { return max_u16x2(a, b); };
+    u32 by_two[4] = {}, by_pair[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 of_pair[2] = {};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            u32 sizes[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                sizes[j] = word(data[2 * i + j].q[0], k) & 0x7FFF7FFFu;
+                if (DROPS) sizes[j] = ((sizes[j] & 0xFFFF) < NAN_FROM ? sizes[j] & 0xFFFF : 0) | (sizes[j] >> 16 < NAN_FROM ? sizes[j] & 0xFFFF0000u : 0);
+                of_pair[j] = larger(of_pair[j], sizes[j]);
+            }
+            by_two[k] = larger(larger(by_two[k], sizes[0]), sizes[1]);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) asm volatile("" : "+r"(by_two[k]));
+        if (rows) {
+            exchange<2, 1>(of_pair, larger);
+            by_pair[i] = of_pair[0];
+        }
+    }
+    const u32 largest = larger(larger(by_two[0], by_two[1]), larger(by_two[2], by_two[3]));
+    if (rows) exchange<4, 2, 1>(by_pair, larger);
+    of_rows[0] = by_pair[0], of_rows[1] = by_pair[1];
+    exchange<4, 16, 4>(by_two, larger);
+    of_columns = by_two[0];
+    return max(largest >> 16, largest & 0xFFFF);
+}
+
 // Place of a scale within a tile of 128 x 4.
 __device__ __forceinline__ u32 scale_place(u32 row, u32 block) { return row % 32 * 16 + row / 32 * 4 + block; }
+
+// The scale bytes of a tile's rows and columns, where they are wanted, in their places. Four lanes share a block of a row, and four one of a column: each makes the scales of two. Returns whether the thread has no NaN.
+template <class T> __device__ __forceinline__ bool scale_bytes(Vec8<T> (&data)[8], const MxRule& rule, u8* collected, u8* collected_t) {
+    const u32 lane = threadIdx.x % 32;
+    const Place p = place();
+    if constexpr (sizeof(T) == 2) {
+        u32 of_rows[2], of_columns;
+        const float top = to_float(T{(u16)patterns_of_tile<false>(data, collected, of_rows, of_columns)});
+        const bool clean = top == top;
+        if (__any_sync(0xFFFFFFFFu, !clean)) {
+#pragma unroll
+            for (int r = 0; r < 8; r++) forget(data[r]);
+            patterns_of_tile<true>(data, collected, of_rows, of_columns);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            // A lane's rows are those of a pair, as its number is even or odd, and of the next pair but one.
+            const u32 row = p.row + lane % 4 / 2 * 4 + 2 * i + lane % 2, of_row = max(of_rows[i] >> 16, of_rows[i] & 0xFFFF);
+            if (collected) collected[scale_place(row, p.col / 32)] = (u8)mx_byte(rule, to_float(T{(u16)of_row}));
+            if (collected_t) collected_t[scale_place(p.col + lane / 8 * 2 + i, p.row / 32)] = (u8)mx_byte(rule, to_float(T{(u16)(of_columns >> 16 * i)}));
+        }
+        return clean;
+    } else {
+        if (collected) {
+            float m[8];
+#pragma unroll
+            for (int r = 0; r < 8; r++) m[r] = amax8(data[r], 0.0f);
+            exchange<8, 2>(m, [](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+            for (int i = 0; i < 2; i++) collected[scale_place(p.row + lane % 4 * 2 + i, p.col / 32)] = (u8)mx_byte(rule, m[i]);
+        }
+        if (collected_t) {
+            float m[8];
+            column_max(data, m);
+#pragma unroll
+            for (int c = 0; c < 8; c++)
+                if (lane / 8 == c % 4) collected_t[scale_place(p.col + c, p.row / 32)] = (u8)mx_byte(rule, m[c]);
+        }
+        return false;
+    }
+}
+
+// Eight codes of a row with this scale byte.
+template <u32 FORMAT, class T> __device__ __forceinline__ void store_row(u8* to, const Vec8<T>& x, u32 byte, bool clean, u32 sizes) {
+#ifdef E2M1_BY_POWER
+    if constexpr (FORMAT == E2M1 && sizeof(T) == 2) {
+        if (clean && has_power_of_byte<T>(byte)) {
+            *(u32*)to = encode8_e2m1_by_power<T, false>(x.q[0], power_of_byte<T>(byte) * octave16<T>, sizes);
+            return;
+        }
+    }
+#endif
+    store_scaled<FORMAT>(to, x, mx_encode(byte));
+}
+
+// Codes of neighbouring columns 2 k and 2 k + 1, of eight rows each.
+template <u32 FORMAT, class T, class UNIT> __device__ __forceinline__ void two_columns(const Vec8<T> (&data)[8], int k, const u32 (&bytes)[2], bool clean, u32 sizes, UNIT (&codes)[2]) {
+#ifdef E2M1_BY_POWER
+    if constexpr (FORMAT == E2M1 && sizeof(T) == 2) {
+        if (clean && has_power_of_byte<T>(bytes[0]) && has_power_of_byte<T>(bytes[1])) {
+            u32 x[8];
+#pragma unroll
+            for (int r = 0; r < 8; r++) x[r] = word(data[r].q[0], k);
+            const uint2 both = encode_columns_e2m1_by_power<T>(x, (power_of_byte<T>(bytes[0]) | power_of_byte<T>(bytes[1]) << 16) * (octave16<T> & 0xFFFF), sizes);
+            codes[0] = both.x, codes[1] = both.y;
+            return;
+        }
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float factor = mx_encode(bytes[i]);
+        float v[8];
+#pragma unroll
+        for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], 2 * k + i), factor);
+        if constexpr (FORMAT == E2M1) codes[i] = encode8_e2m1(v);
+        else codes[i] = encode8<FORMAT>(v);
+    }
+}
+
+// Room for the transposed codes of a tile, which kernels of more than one format have once.
+template <class UNIT> __device__ __forceinline__ UNIT* units_of_tile() {
+    __shared__ __align__(16) UNIT units[128 * 16];
+    return units;
+}
 
 // A tile of 128 x 128 as in tile.cuh: the 32 rows of a warp are one block of each of its columns, and four lanes of a row one
 // block of that row, so every scale is found by shuffles. A tile's scales are one tile of 128 x 4 in either output.
 template <class T, bool ALIGNED, u32 FORMAT>
 __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 rows, u32 cols, const MxRule& rule, const MxOut& out) {
-    const u32 tiles = (cols + 127) / 128;
-    const u32 lane = threadIdx.x % 32;
+    const u32 tiles = (cols + 127) / 128, tile_row = blockIdx.x / tiles, tile_col = blockIdx.x % tiles;
     const Place p = place();
-    const u64 row = (u64)(blockIdx.x / tiles) * 128 + p.row, col = (u64)(blockIdx.x % tiles) * 128 + p.col;
+    const u64 row = (u64)tile_row * 128 + p.row, col = (u64)tile_col * 128 + p.col;
     __shared__ __align__(16) u8 collected[512], collected_t[512];
     begin();
     Vec8<T> data[8];
     load_tile<ALIGNED>(data, x, x_stride, row, col, rows, cols);
     // Scale bytes first, through shared memory: what they need is out of the registers then.
-    if (out.codes) {
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
-            const float amax = lanes_max<4>(amax8(data[r], 0.0f));
-            if (lane % 4 == r % 4) collected[scale_place(p.row + r, p.col / 32)] = (u8)mx_byte(rule, amax);
-        }
-    }
-    if (out.codes_t) {
-        float m[8];
-        column_max(data, m);
-#pragma unroll
-        for (int c = 0; c < 8; c++)
-            if (lane / 8 == c % 4) collected_t[scale_place(p.col + c, p.row / 32)] = (u8)mx_byte(rule, m[c]);
-    }
+    const bool clean = scale_bytes(data, rule, out.codes ? collected : nullptr, out.codes_t ? collected_t : nullptr);
     __syncthreads();
+    // Seen as the mask of `patterns_of_tile`, all that it made would be kept until here, and spill.
+    const u32 sizes = blockDim.x / 256 * 0x7FFF7FFFu;
     if (out.codes && col < cols) {
         u8* to = out.codes + code_bytes<FORMAT>(row * cols + col);
 #pragma unroll
         for (int r = 0; r < 8; r++) {
             forget(data[r]);
             if (row + r >= rows) break;
-            store_scaled<FORMAT>(to, data[r], mx_encode(collected[scale_place(p.row + r, p.col / 32)]));
+            store_row<FORMAT>(to, data[r], collected[scale_place(p.row + r, p.col / 32)], clean, sizes);
             to += code_bytes<FORMAT>(cols);
         }
     }
-    if (out.codes_t && col < cols && row < rows) {
-        u8* to = out.codes_t + code_bytes<FORMAT>(col * rows + row);
-#pragma unroll
-        for (int r = 0; r < 8; r++) forget(data[r]);
-#pragma unroll
-        for (int c = 0; c < 8; c++) {
-            const float factor = mx_encode(collected_t[scale_place(p.col + c, p.row / 32)]);
-            float v[8];
-#pragma unroll
-            for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), factor);
-            store_codes<FORMAT>(to, v);
-            to += code_bytes<FORMAT>(rows);
-        }
-    }
     // The scales of a tile are 512 bytes in either output; as single bytes they would be stores of parts of sectors.
-    const u32 tile_row = blockIdx.x / tiles, tile_col = blockIdx.x % tiles;
     if (out.codes && threadIdx.x < 32) ((uint4*)(out.block_scales + ((u64)tile_row * tiles + tile_col) * 512))[threadIdx.x] = ((const uint4*)collected)[threadIdx.x];
-    if (out.codes_t && threadIdx.x / 32 == 1)
+    if (!out.codes_t) return;
+    if (threadIdx.x / 32 == 1)
         ((uint4*)(out.block_scales_t + ((u64)tile_col * ((rows + 127) / 128) + tile_row) * 512))[threadIdx.x % 32] = ((const uint4*)collected_t)[threadIdx.x % 32];
+    // Through shared memory, as in `quantize_tile`: the codes of a column lie together.
+    using Unit = typename EightCodes<FORMAT>::Type;
+    Unit* const units = units_of_tile<Unit>();
+#pragma unroll
+    for (int r = 0; r < 8; r++) forget(data[r]);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 bytes[2];
+        Unit codes[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) bytes[i] = collected_t[scale_place(p.col + 2 * k + i, p.row / 32)];
+        two_columns<FORMAT>(data, k, bytes, clean, sizes, codes);
+#pragma unroll
+        for (int i = 0; i < 2; i++) units[(p.col + 2 * k + i) * 16 + (p.row / 8 ^ threadIdx.x % 8 * 2)] = codes[i];
+    }
+    __syncthreads();
+    // A thread takes sixteen rows; there are a multiple of them.
+    const u64 row_t = (u64)tile_row * 128 + threadIdx.x % 8 * 16;
+    if (row_t >= rows) return;
+    u32 column = threadIdx.x / 8;
+    u8* to = out.codes_t + code_bytes<FORMAT>(((u64)tile_col * 128 + column) * rows + row_t);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const Unit* pair = units + column * 16 + (threadIdx.x % 8 ^ column / 8 % 8) * 2;
+        if (tile_col * 128 + column < cols) {
+            if constexpr (FORMAT == E2M1) *(uint2*)to = *(const uint2*)pair;
+            else *(uint4*)to = *(const uint4*)pair;
+        }
+        column += 32;
+        to += code_bytes<FORMAT>(32 * (u64)rows);
+    }
 }
 
 // Eight values times a scale, from their codes.
