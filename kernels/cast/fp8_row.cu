@@ -69,7 +69,7 @@ FOR_EACH_TYPE(QUANTIZE_ROW, 8)
 
 // Row maxima, and column maxima where wanted: the first pass of a per-row cast with transposed output.
 #define AMAX_ROW_COLUMN(name, T, ALIGNED, ...)                                                                            \
-    extern "C" __global__ void __launch_bounds__(256) amax_row_column_##name(                                             \
+    extern "C" __global__ void __launch_bounds__(256, (tile_blocks<T, ALIGNED>)) amax_row_column_##name(                  \
         const T* __restrict__ x,        /* [rows][cols], row stride x_stride elements */                                  \
         u64 x_stride, u32 rows, u32 cols,                                                                                 \
         float* __restrict__ row_amax,   /* [rows], zero at the start; null: not wanted */                                 \

@@ -1,8 +1,8 @@
 // MX formats: codes of FP8 or E2M1 with one power of two (E8M0) for each 32 elements of a row; along rows, transposed, and back.
 // Mirror of src/format/mx.rs and src/reference/mx.rs.
 #pragma once
+#include "cast/cast.cuh"
 #include "cast/dequantize_blocks.cuh"
-#include "cast/maximum.cuh"
 #include "cast/tile.cuh"
 
 // Rules for the scale byte, as the kernels receive them (src/gpu/kernels/mx.rs).
@@ -176,84 +176,8 @@ struct MxOut {
     u8* block_scales_t;  // tiled 128x4 of [cols][ceil(rows / 32)]
 };
 
-// Largest patterns of 16-bit elements without signs of a warp's 32 rows and 64 columns: of two rows each lane, which share a block with three others', and of two neighbouring columns. Returns the largest of the thread's own, of all
-// of them. DROPS: NaN counts as zero. Two rows at a time, so that registers hold no more. All lanes of a warp come here together.
-template <bool DROPS, class T> __device__ __forceinline__ u32 patterns_of_tile(Vec8<T> (&data)[8], bool rows, u32 (&of_rows)[2], u32& of_columns) {
-    constexpr u32 NAN_FROM = (octave16<T> == 0x00800080u ? 0x7F80u : 0x7C00u) + 1;
-    const auto larger = [](u32 a, u32 b) { return max_u16x2(a, b); };
-    u32 by_two[4] = {}, by_pair[4] = {};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 of_pair[2] = {};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            u32 sizes[2];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                sizes[j] = word(data[2 * i + j].q[0], k) & 0x7FFF7FFFu;
-                if (DROPS) sizes[j] = ((sizes[j] & 0xFFFF) < NAN_FROM ? sizes[j] & 0xFFFF : 0) | (sizes[j] >> 16 < NAN_FROM ? sizes[j] & 0xFFFF0000u : 0);
-                of_pair[j] = larger(of_pair[j], sizes[j]);
-            }
-            by_two[k] = larger(larger(by_two[k], sizes[0]), sizes[1]);
-        }
-#pragma unroll
-        for (int k = 0; k < 4; k++) asm volatile("" : "+r"(by_two[k]));
-        if (rows) {
-            exchange<2, 1>(of_pair, larger);
-            by_pair[i] = of_pair[0];
-        }
-    }
-    const u32 largest = larger(larger(by_two[0], by_two[1]), larger(by_two[2], by_two[3]));
-    if (rows) exchange<4, 2, 1>(by_pair, larger);
-    of_rows[0] = by_pair[0], of_rows[1] = by_pair[1];
-    exchange<4, 16, 4>(by_two, larger);
-    of_columns = by_two[0];
-    return max(largest >> 16, largest & 0xFFFF);
-}
-
 // Place of a scale within a tile of 128 x 4.
 __device__ __forceinline__ u32 scale_place(u32 row, u32 block) { return row % 32 * 16 + row / 32 * 4 + block; }
-
-// The scale bytes of a tile's rows and columns, where they are wanted, in their places. Four lanes share a block of a row, and four one of a column: each makes the scales of two. Returns whether the thread has no NaN.
-template <class T> __device__ __forceinline__ bool scale_bytes(Vec8<T> (&data)[8], const MxRule& rule, u8* collected, u8* collected_t) {
-    const u32 lane = threadIdx.x % 32;
-    const Place p = place();
-    if constexpr (sizeof(T) == 2) {
-        u32 of_rows[2], of_columns;
-        const float top = to_float(T{(u16)patterns_of_tile<false>(data, collected, of_rows, of_columns)});
-        const bool clean = top == top;
-        if (__any_sync(0xFFFFFFFFu, !clean)) {
-#pragma unroll
-            for (int r = 0; r < 8; r++) forget(data[r]);
-            patterns_of_tile<true>(data, collected, of_rows, of_columns);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            // A lane's rows are those of a pair, as its number is even or odd, and of the next pair but one.
-            const u32 row = p.row + lane % 4 / 2 * 4 + 2 * i + lane % 2, of_row = max(of_rows[i] >> 16, of_rows[i] & 0xFFFF);
-            if (collected) collected[scale_place(row, p.col / 32)] = (u8)mx_byte(rule, to_float(T{(u16)of_row}));
-            if (collected_t) collected_t[scale_place(p.col + lane / 8 * 2 + i, p.row / 32)] = (u8)mx_byte(rule, to_float(T{(u16)(of_columns >> 16 * i)}));
-        }
-        return clean;
-    } else {
-        if (collected) {
-            float m[8];
-#pragma unroll
-            for (int r = 0; r < 8; r++) m[r] = amax8(data[r], 0.0f);
-            exchange<8, 2>(m, [](float a, float b) { return fmaxf(a, b); });
-#pragma unroll
-            for (int i = 0; i < 2; i++) collected[scale_place(p.row + lane % 4 * 2 + i, p.col / 32)] = (u8)mx_byte(rule, m[i]);
-        }
-        if (collected_t) {
-            float m[8];
-            column_max(data, m);
-#pragma unroll
-            for (int c = 0; c < 8; c++)
-                if (lane / 8 == c % 4) collected_t[scale_place(p.col + c, p.row / 32)] = (u8)mx_byte(rule, m[c]);
-        }
-        return false;
-    }
-}
 
 // Eight codes of a row with this scale byte.
 template <u32 FORMAT, class T> __device__ __forceinline__ void store_row(u8* to, const Vec8<T>& x, u32 byte, bool clean, u32 sizes) {
@@ -310,10 +234,13 @@ __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 r
     begin();
     Vec8<T> data[8];
     load_tile<ALIGNED>(data, x, x_stride, row, col, rows, cols);
-    // Scale bytes first, through shared memory: what they need is out of the registers then.
-    const bool clean = scale_bytes(data, rule, out.codes ? collected : nullptr, out.codes_t ? collected_t : nullptr);
+    // Scale bytes first, through shared memory: what they need is out of the registers then. Four lanes share a block of a row, and four one of a column.
+    const bool clean = line_maxima<4>(
+        data, out.codes, out.codes_t,
+        [&](u32 r, float amax) { collected[scale_place(p.row + r, p.col / 32)] = (u8)mx_byte(rule, amax); },
+        [&](u32 c, float amax) { collected_t[scale_place(p.col + c, p.row / 32)] = (u8)mx_byte(rule, amax); });
     __syncthreads();
-    // Seen as the mask of `patterns_of_tile`, all that it made would be kept until here, and spill.
+    // Seen as the mask of `line_maxima`, all that it made would be kept until here, and spill.
     const u32 sizes = blockDim.x / 256 * 0x7FFF7FFFu;
     if (out.codes && col < cols) {
         u8* to = out.codes + code_bytes<FORMAT>(row * cols + col);

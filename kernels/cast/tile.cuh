@@ -5,8 +5,8 @@
 // so a load covers full 128-byte lines and a store of codes 64 consecutive bytes of a row. Transposed codes are made of neighbouring rows of a column, and go
 // through shared memory.
 #pragma once
-#include "base/codec.cuh"
 #include "base/layout.cuh"
+#include "cast/line_maxima.cuh"
 
 // What one scale covers in the plain output; the transposed output has the same grouping of the transposed matrix.
 constexpr u32 PER_TENSOR = 0;
@@ -52,25 +52,6 @@ __device__ __forceinline__ void load_tile(Vec8<T> (&data)[8], const T* x, u64 x_
     }
 }
 
-// max |x| of each of the thread's 8 columns over the warp's 32 rows.
-template <class T> __device__ __forceinline__ void column_max(const Vec8<T> (&data)[8], float (&m)[8]) {
-#pragma unroll
-    for (int c = 0; c < 8; c++) {
-        m[c] = fabsf(element(data[0], c));
-        if (m[c] != m[c]) m[c] = 0.0f;  // the first operand has no partner for fmaxf to drop a NaN against
-#pragma unroll
-        for (int r = 1; r < 8; r++) m[c] = fmaxf(m[c], fabsf(element(data[r], c)));
-        m[c] = fmaxf(m[c], __shfl_xor_sync(0xFFFFFFFFu, m[c], 8));
-        m[c] = fmaxf(m[c], __shfl_xor_sync(0xFFFFFFFFu, m[c], 16));
-    }
-}
-
-// max |x| of each of the thread's 8 rows over the warp's 64 columns.
-template <class T> __device__ __forceinline__ void row_max(const Vec8<T> (&data)[8], float (&m)[8]) {
-#pragma unroll
-    for (int r = 0; r < 8; r++) m[r] = lanes_max<8>(amax8(data[r], 0.0f));
-}
-
 // Raises row and column maxima; a block walks STRIP tiles along a row, so that its 128 rows meet memory fewer times. Four left multiprocessors idle at 4096 x 7168,
 // whose blocks were 3.4 for each of them: 16.7 us for 15.9 (observed: H200, 2026-11).
 constexpr u32 STRIP = 2;
@@ -90,36 +71,26 @@ __device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 ro
     const u32 strips = ((cols + 127) / 128 + STRIP - 1) / STRIP;
     const Place p = place();
     const u64 row = (u64)(blockIdx.x / strips) * 128 + p.row;
-    const u32 lane = threadIdx.x % 32, i = threadIdx.x % 128;
+    const u32 i = threadIdx.x % 128;
     const bool passing = (rows - row / 128 * 128) * cols * sizeof(T) > KEPT_BYTES;
-    float row_so_far[8] = {};
+    float row_so_far = 0.0f;  // of the thread's own row
     for (u32 tile = 0; tile < STRIP; tile++) {
         const u64 first = ((u64)(blockIdx.x % strips) * STRIP + tile) * 128;
         if (first >= cols) break;
         Vec8<T> data[8];
         if (passing) load_tile<ALIGNED, true>(data, x, x_stride, row, first + p.col, rows, cols);
         else load_tile<ALIGNED>(data, x, x_stride, row, first + p.col, rows, cols);
-        if (row_amax) {
-#pragma unroll
-            for (int r = 0; r < 8; r++) row_so_far[r] = amax8(data[r], row_so_far[r]);
-        }
+        line_maxima<8>(
+            data, row_amax, col_amax, [&](u32, float amax) { row_so_far = fmaxf(row_so_far, amax); },
+            [&](u32 c, float amax) { by_col[tile % 2][p.row / 32 * 128 + p.col + c] = amax; });
         if (!col_amax) continue;
-        float m[8];
-        column_max(data, m);
-#pragma unroll
-        for (int c = 0; c < 8; c++)
-            if (lane / 8 == c % 4) by_col[tile % 2][p.row / 32 * 128 + p.col + c] = m[c];
         __syncthreads();
         const float* band = by_col[tile % 2];
         if (threadIdx.x < 128 && first + i < cols)
             atomic_max(col_amax + first + i, fmaxf(fmaxf(band[i], band[128 + i]), fmaxf(band[256 + i], band[384 + i])));
     }
     if (!row_amax) return;
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
-        const float m = lanes_max<8>(row_so_far[r]);
-        if (lane % 8 == r) by_row[p.col / 64 * 128 + p.row + r] = m;
-    }
+    by_row[p.col / 64 * 128 + p.row + threadIdx.x % 8] = row_so_far;
     __syncthreads();
     const u64 mine = (u64)(blockIdx.x / strips) * 128 + i;
     if (threadIdx.x < 128 && mine < rows) atomic_max(row_amax + mine, fmaxf(by_row[i], by_row[128 + i]));
@@ -201,10 +172,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
         }
     }
     if constexpr (GROUP == PER_128X128) {
-        float amax = 0.0f;
-#pragma unroll
-        for (int r = 0; r < 8; r++) amax = amax8(data[r], amax);
-        const GroupScale s = group_scale(rule, block_max(amax, scratch));
+        const GroupScale s = group_scale(rule, block_max(amax_of_tile(data), scratch));
         encode = s.encode;
         // The block of the last tile along K also writes the padding of its pitch.
         const u32 row_tiles = (rows + 127) / 128;
@@ -218,19 +186,9 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
         }
     }
     if constexpr (GROUP == PER_1X128) {
-        float m[8];
-        if (out.codes) {
-            row_max(data, m);
-#pragma unroll
-            for (int r = 0; r < 8; r++)
-                if (threadIdx.x % 8 == r) row_encode[p.col / 64 * 128 + p.row + r] = m[r];
-        }
-        if (out.codes_t) {
-            column_max(data, m);
-#pragma unroll
-            for (int c = 0; c < 8; c++)
-                if (threadIdx.x % 32 / 8 == c % 4) col_encode[p.row / 32 * 128 + p.col + c] = m[c];
-        }
+        line_maxima<8>(
+            data, out.codes, out.codes_t, [&](u32 r, float amax) { row_encode[p.col / 64 * 128 + p.row + r] = amax; },
+            [&](u32 c, float amax) { col_encode[p.row / 32 * 128 + p.col + c] = amax; });
         __syncthreads();
     }
     if constexpr (LINES) {
@@ -318,7 +276,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
 #define TILE_BLOCKS 3
 #endif
 #endif
-template <class T, bool ALIGNED> constexpr u32 tile_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : TILE_BLOCKS;
+template <class T, bool ALIGNED> constexpr u32 tile_blocks = sizeof(T) == 4 ? 2 : ALIGNED ? TILE_BLOCKS : TILE_BLOCKS - 1;
 
 #define TILE_KERNEL(name, T, ALIGNED, NAME, GROUP)                                                                        \
     extern "C" __global__ void __launch_bounds__(256, (tile_blocks<T, ALIGNED>)) NAME##_##name(              \
