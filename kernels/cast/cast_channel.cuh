@@ -81,8 +81,9 @@ __device__ __forceinline__ void write_channels(const S (&data)[ROWS], const floa
 }
 
 // A block holds 128 x 128 elements, a thread ROWS rows of sixteen. Eight rows: what a thread does once is an eighth of its work: to E4M3 0.88 to 1.02 of the time of four from 448 tiles on, to E2M1, whose code is long,
-// 0.96 to 0.98 where there are thousands and up to 1.4 where there are few. Four rows whose products are kept, where there are so few that each waits for itself: to E4M3 0.86 to 0.94, to E2M1 0.90 to 1.03; with many, 1.1
-// to 1.3, and two rows up to 1.36. Blocks of 256 columns take 1.01 of the time (observed: H200, 2026-11).
+// 0.91 to 0.98 from 1792 tiles on, 1.09 with 896 and up to 1.3 where there are few. Four rows whose products are kept, where there are so few that each waits for itself: to E4M3 0.86 to 0.94, to E2M1 0.90 to 1.03; with many, 1.1
+// to 1.3, and two rows up to 1.36. Blocks of 256 columns take 1.01 of the time. Blocks that stay, the codes of their next tile on their way into shared memory: products kept in registers 0.93 to 1.06 to E2M1 and up to 1.1 else, codes decoded
+// twice 1.1 to 1.3 (observed: H200, 2026-11).
 template <class S, u32 OF, u32 FORMAT, u32 ROWS>
 __device__ __forceinline__ void cast_channel_wide(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out, u32 ahead) {
     constexpr u32 COLS = 128, HEIGHT = 4 * ROWS, WARPS = 128 / HEIGHT, GROUPS = WARPS / 4;  // HEIGHT: rows of a warp; GROUPS: that the threads make scales of at once

@@ -23,10 +23,10 @@ impl ChannelKernels {
         Ok(Self { many: kernel("wide")?, some: kernel("four")?, few: kernel("few")? })
     }
 
-    /// The kernel for so many tiles, and the threads of its blocks (H200, 2026-11, the record of channels): of `few` two blocks share a multiprocessor; `many` to E2M1 has so much code that it pays from
+    /// The kernel for so many tiles, and the threads of its blocks (H200, 2026-11, the records of channels and of E2M1): of `few` two blocks share a multiprocessor; `many` to E2M1 has so much code that it pays from
     /// some thousands of tiles on.
     pub(super) fn of_tiles(&self, tiles: usize, to: CodeFormat, sm_count: usize) -> (Kernel, u32) {
-        let (few, many) = (2 * sm_count, if to == CodeFormat::E2M1 { 24 * sm_count } else { 0 });
+        let (few, many) = (2 * sm_count, if to == CodeFormat::E2M1 { 12 * sm_count } else { 0 });
         if tiles <= few {
             (self.few, 256)
         } else if tiles >= many {
