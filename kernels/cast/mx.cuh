@@ -170,9 +170,9 @@ __device__ __forceinline__ void quantize_rows(const T* x, u64 x_stride, u32 rows
 }
 
 struct MxOut {
-    u8* codes;           // [rows][cols], E2M1 two a byte; null: not wanted
+    u8* codes;           // [rows][cols], E2M1 two a byte, 8-byte aligned; null: not wanted
     u8* block_scales;    // tiled 128x4 of [rows][ceil(cols / 32)]
-    u8* codes_t;         // [cols][rows], E2M1 two a byte; null: not wanted
+    u8* codes_t;         // [cols][rows], E2M1 two a byte, 16-byte aligned; null: not wanted
     u8* block_scales_t;  // tiled 128x4 of [cols][ceil(rows / 32)]
 };
 

@@ -7,7 +7,7 @@
         u64 x_stride, u32 rows,                                                                                           \
         u32 cols,                       /* multiple of 16 */                                                              \
         MxRule rule,                                                                                                      \
-        u8* __restrict__ codes,         /* [rows][cols / 2], low half first, 4-byte aligned */                            \
+        u8* __restrict__ codes,         /* [rows][cols / 2], low half first, 8-byte aligned */                            \
         u8* __restrict__ block_scales)  /* tiled 128x4 of [rows][ceil(cols / 32)], padding written as 0 */                \
     { quantize_rows<T, ALIGNED, E2M1>(x, x_stride, rows, cols, rule, codes, block_scales); }
 FOR_EACH_TYPE(QUANTIZE_MXFP4)
