@@ -81,7 +81,7 @@ fn rounding_boundaries() {
     let codes = &E2M1_VALUES[..8];
     let middles = codes.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
     let edges: Vec<f32> = codes.iter().copied().chain(middles).chain([7.0, 7.5]).collect();
-    // F16 numbers end at 65504 and are whole multiples of 2^-24; factors are normal numbers of it from scales of 2^-15 to 2^13.
+    // F16 numbers end at 65504 and are whole multiples of 2^-24; factors and their halves are normal numbers of it from scales of 2^-15 to 2^13.
     let wide = [-147, -140, -128, -127, -126, -120, -60, -8, 0, 60, 124, 125];
     let narrow = [-24, -22, -18, -16, -15, -14, -13, -8, 0, 5, 12, 13];
     for (dtype, powers) in [(DType::F32, wide), (DType::Bf16, wide), (DType::F16, narrow)] {

@@ -94,8 +94,8 @@ __device__ __forceinline__ u32 signs8(u32 first, u32 second) {
 // The same of any |y|, or NaN.
 template <bool BOUNDED> __device__ __forceinline__ u32 e2m1_place_in(float y) { return BOUNDED ? e2m1_place(y) : min(e2m1_place(y), FIRST_PLACE + 7); }
 
-// Eight codes, element 0 in the lowest four bits; `signs` are `signs8` of the same numbers. BOUNDED: none is above 6 by more than a
-// rounding, and none is NaN.
+// Eight codes, element 0 in the lowest four bits; `signs` are `signs8` of the same numbers. BOUNDED: none is 7 or
+// more in size, and none is NaN.
 template <bool BOUNDED> __device__ __forceinline__ u32 encode8_e2m1(const float* y, u32 signs) {
 #ifdef HARDWARE_E2M1
     return hardware_e2m1(y);
@@ -148,7 +148,7 @@ template <class T> __device__ __forceinline__ u32 power16(float power) {
     const u32 half = (bits >> 13) - 0x1C000u;
     return half | half << 16;
 }
-// Places of two numbers times a `power16`, in the lowest bits of both halves: as in `e2m1_place`, so that bit 2 is inverted; bits above are junk. BOUNDED: none comes above 6. None is NaN.
+// Places of two numbers times a `power16`, in the lowest bits of both halves: as in `e2m1_place`, so that bit 2 is inverted; bits above are junk. BOUNDED: none comes to 7 or more. None is NaN.
 // `sizes` is what masks signs off: SIZES16, or the same where the compiler does not see it.
 constexpr u32 SIZES16 = 0x7FFF7FFFu;
 template <class T, bool BOUNDED> __device__ __forceinline__ u32 places_by_power(u32 x, u32 power, u32 sizes) {
@@ -163,7 +163,7 @@ __device__ __forceinline__ u32 four_by_power(u32 places, u32 signs) {
 }
 constexpr u32 PLACE_BITS = 0x44444444u;  // the inverted ones
 
-// Eight codes of numbers times a `power16`, of which none is NaN, and where they are BOUNDED none comes above 6.
+// Eight codes of numbers times a `power16`, of which none is NaN, and where they are BOUNDED none comes to 7 or more.
 template <class T, bool BOUNDED = true> __device__ __forceinline__ u32 encode8_e2m1_by_power(const uint4& x, u32 power, u32 sizes = SIZES16) {
     u32 n[2];
 #pragma unroll

@@ -123,7 +123,7 @@ __device__ __forceinline__ bool is_factor(float encode) { return __float_as_uint
 template <u32 FORMAT> struct EightCodes { using Type = uint2; };
 template <> struct EightCodes<E2M1> { using Type = u32; };
 
-// Of eight products y = fl(x * encode). BOUNDED: no y is above 6 by more than a rounding, and none is NaN, as where they are of a group without NaN
+// Of eight products y = fl(x * encode). BOUNDED: no y is above 6 by more than a rounding (`encode8_e2m1` asks for less), and none is NaN, as where they are of a group without NaN
 // whose factor `is_factor`.
 template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ typename EightCodes<FORMAT>::Type encode_products(const S& x, const float (&y)[8]) {
     if constexpr (FORMAT != E2M1) return encode8<FORMAT>(y);

@@ -3,6 +3,13 @@
 #include "base/codec.cuh"
 #include "base/exchange.cuh"
 
+// Whether lines are compared by 16-bit patterns, two at a time: from sm_90 on, whose maximum of two is one instruction. Before it is some six, and the registers of a tile do not hold them (observed: nvcc 13, sm_80 and sm_89).
+#if __CUDA_ARCH__ >= 900
+template <class T> constexpr bool BY_PATTERNS = sizeof(T) == 2;
+#else
+template <class T> constexpr bool BY_PATTERNS = false;
+#endif
+
 // Patterns of 16-bit numbers order like the magnitudes. NaN's are above infinity's.
 template <class T> constexpr u32 INFINITY16 = 0x7F80;
 template <> constexpr u32 INFINITY16<F16> = 0x7C00;
@@ -44,13 +51,13 @@ template <int LANES, bool DROPS, class T> __device__ __forceinline__ u32 pattern
 }
 
 // max |x|, NaN dropped, of the lines of a warp's 32 rows and 64 columns, of which a thread has 8 x 8 (tile.cuh): of rows over LANES lanes, 4 or 8, that follow one another, and of columns over the four that have them. `row(r, amax)` and
-// `column(c, amax)` are called for each of the thread's own rows and columns by one of these lanes. Returns whether the thread has no NaN, of 16-bit elements; of others false. All lanes of a warp come here together.
+// `column(c, amax)` are called for each of the thread's own rows and columns by one of these lanes. Returns whether the thread has no NaN where lines are compared BY_PATTERNS; else false. All lanes of a warp come here together.
 template <int LANES, class T, class ROW, class COLUMN>
 __device__ __forceinline__ bool line_maxima(Vec8<T> (&data)[8], bool rows, bool columns, const ROW& row, const COLUMN& column) {
     static_assert(LANES == 4 || LANES == 8, "of half a warp's columns, or all");
     constexpr int OWN = 8 / LANES;
     const u32 lane = threadIdx.x % 32;
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (BY_PATTERNS<T>) {
         u32 of_rows[4], of_columns[4];
         const float top = larger_half<T>(patterns_of_lines<LANES, false>(data, rows, columns, of_rows, of_columns));
         const bool clean = top == top;
@@ -96,7 +103,7 @@ __device__ __forceinline__ bool line_maxima(Vec8<T> (&data)[8], bool rows, bool 
 
 // max |x| of a thread's 8 x 8 elements, NaN dropped.
 template <class T> __device__ __forceinline__ float amax_of_tile(Vec8<T> (&data)[8]) {
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (BY_PATTERNS<T>) {
         u32 m = 0;
 #pragma unroll
         for (int r = 0; r < 8; r++) {

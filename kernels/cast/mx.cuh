@@ -70,13 +70,18 @@ template <u32 FORMAT, class T> __device__ __forceinline__ void store_scaled(u8* 
     store_codes<FORMAT>(to, v);
 }
 
-// The largest pattern of a block of 16-bit elements without signs, of which this lane and its neighbour have sixteen each. All lanes come here together.
-template <class T> __device__ __forceinline__ u32 block_max16(const Vec8<T> (&x)[2]) {
-    u32 m = 0;
+// max |x| of a block, NaN dropped, of which this lane and its neighbour have sixteen each. `clean`: whether neither has a NaN, where blocks are compared BY_PATTERNS. All lanes come here together.
+template <class T> __device__ __forceinline__ float block_amax(Vec8<T> (&x)[2], bool& clean) {
+    clean = false;
+    if constexpr (BY_PATTERNS<T>) {
+        u32 m = 0;
 #pragma unroll
-    for (int k = 0; k < 8; k++) m = max_u16x2(m, word(x[k / 4].q[0], k % 4) & 0x7FFF7FFFu);
-    m = max_u16x2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-    return max(m >> 16, m & 0xFFFF);
+        for (int k = 0; k < 8; k++) m = max_u16x2(m, sizes16<T, false>(word(x[k / 4].q[0], k % 4)));
+        const float amax = larger_half<T>(max_u16x2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1)));
+        clean = amax == amax;
+        if (__all_sync(0xFFFFFFFFu, clean)) return amax;
+    }
+    return lanes_max<2>(amax8(x[1], amax8(x[0], 0.0f)));
 }
 
 #ifdef E2M1_BY_POWER
@@ -129,14 +134,9 @@ template <class T> __device__ __forceinline__ void quantize_rows16(const T* x, u
     const bool scaled = lane % 2 == 0 && row < ((u64)rows + 127) / 128 * 128;
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
-        float amax = to_float(T{(u16)block_max16(data[i])});
-        const bool clean = amax == amax;
-        if (__any_sync(0xFFFFFFFFu, !clean)) {
-            const float known = lanes_max<2>(amax8(data[i][1], amax8(data[i][0], 0.0f)));
-            if (!clean) amax = known;
-        }
+        bool clean;
         // Rows and columns past the end are zeros and get scale byte 0: the padding. Neighbouring tiles of scales are 512 bytes apart.
-        const u32 byte = mx_byte(rule, amax);
+        const u32 byte = mx_byte(rule, block_amax(data[i], clean));
         if (scaled && col / 128 + i < tiles) scales[512 * i] = (u8)byte;
         if (128 * i < right) *(uint2*)(to + 64 * i) = e2m1_codes16(data[i], byte, clean);
     }

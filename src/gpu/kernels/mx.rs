@@ -75,8 +75,7 @@ struct MxOut {
     block_scales_t: u64,
 }
 
-/// Blocks of eight warps, each warp four rows by 128 columns, rows padded to 128: for `quantize_mxfp8`, `quantize_mxfp4` and
-/// `quantize_mx` of sources.
+/// Blocks of eight warps, each warp four rows by 128 columns, rows padded to 128: for `quantize_mx` of sources.
 pub(super) fn warp_grid(rows: usize, cols: usize) -> (usize, usize) {
     grid_of_warps(rows, cols, 128)
 }
