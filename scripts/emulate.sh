@@ -31,12 +31,12 @@ if [ ${#suites[@]} -eq 0 ]; then
     exit 2
 fi
 cargo build --release --quiet --package scaled-gemm-emulator
-library=$(realpath "${CARGO_TARGET_DIR:-target}/release/libcuda.so")
+library=$(realpath "${CARGO_TARGET_DIR:-target}/release/libemulated_cuda.so")
 # In a folder of its own, under this name alone: NVRTC asks a libcuda.so.1 for what is in no documentation, and goes on without one.
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 ln -s "$library" "$folder/libcuda.so"
-# By a runner, behind cargo, which puts its own folders first: one of them may hold a libcuda.so of another build. The packages are those
+# By a runner, behind cargo, which puts its own folders first. The packages are those
 # that `cargo test` takes, so that nothing is built anew for other features.
 SCALED_GEMM_EMULATED=$gpu SCALED_GEMM_KERNELS=nvrtc SCALED_GEMM_CUBLASLT=off SCALED_GEMM_TEST_BARE=1 SCALED_GEMM_REQUIRE_GPU=1 \
     cargo test --config "target.'cfg(all())'.runner = ['env', 'LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}']" \

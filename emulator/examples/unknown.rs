@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for path in std::env::args().skip(1) {
-        let module = cuda::ptx::Module::parse(&std::fs::read_to_string(&path)?)?;
+        let module = emulated_cuda::ptx::Module::parse(&std::fs::read_to_string(&path)?)?;
         let mut unknown: BTreeMap<String, usize> = BTreeMap::new();
         for text in module.kernels.iter().flat_map(|kernel| kernel.unknown()) {
             *unknown.entry(text.split(' ').next().unwrap_or(text).to_string()).or_default() += 1;

@@ -1,8 +1,8 @@
 //! Small kernels in PTX by hand: ways that part and join, what warps and blocks do together, copies that are not waited for, and
 //! faults, which must be told.
 
-use cuda::launch::{Launch, run};
-use cuda::ptx::Module;
+use emulated_cuda::launch::{Launch, run};
+use emulated_cuda::ptx::Module;
 
 fn module(parameters: &str, registers: &str, body: &str) -> Module {
     let text = format!(

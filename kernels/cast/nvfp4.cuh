@@ -346,12 +346,6 @@ __device__ __forceinline__ SlowBlock slow_input(const Block<T>& b, float amax, c
 // Codes of a block, each element times inv, all products below 7 in size.
 template <class T> __device__ __forceinline__ uint2 nearest_codes(Block<T>& b, float inv) {
     forget(b);
-#ifdef HARDWARE_E2M1
-    float v[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) v[i] = __fmul_rn(element(b, i), inv);
-    return {hardware_e2m1(v), hardware_e2m1(v + 8)};
-#else
     u32 codes[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -361,7 +355,6 @@ template <class T> __device__ __forceinline__ uint2 nearest_codes(Block<T>& b, f
         codes[h] = encode8_e2m1<true>(y, signs8(signs4(b.half[h], 0), signs4(b.half[h], 1)));
     }
     return {codes[0], codes[1]};
-#endif
 }
 
 // Plain rule. amax: of the block or its tile.
