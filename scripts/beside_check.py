@@ -415,6 +415,12 @@ class WrongUse(unittest.TestCase):
             self.assertEqual((code, error), (0, ""))
             self.assertIn("python3 casts-in-turns.py cast-copies.cubin STATE...", out)
             self.refused("python3 casts-in-turns.py cast-copies.cubin STATE...", "cast-copies.cubin", path=folder, script="casts-in-turns.py")
+            code, out, error = self.run_with("--help", path=folder, script="quantizers-in-turns.py")
+            self.assertEqual((code, error), (0, ""))
+            self.refused("python3 quantizers-in-turns.py cast-copies.cubin STATE[:COLUMNS]...", "cast-copies.cubin", path=folder, script="quantizers-in-turns.py")
+            for script in ("casts-in-turns.py", "quantizers-in-turns.py"):
+                code, _, error = self.run_with("cast-copies.cubin", "state", path=folder, script=script)
+                self.assertEqual((code, error), (1, "needs PyTorch and an NVIDIA GPU with its driver: no such torch\n"))
 
     def test_few_rows_in_turns_say_their_use_without_a_gpu(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,12 @@ if __name__ == "__main__":
         print(__doc__, file=sys.stderr)
         sys.exit(2)
 
-import torch
+try:
+    import torch
+
+    driver = ctypes.CDLL("libcuda.so.1")
+except (ImportError, OSError) as error:
+    sys.exit(f"needs PyTorch and an NVIDIA GPU with its driver: {error}")
 
 E4M3, E2M1 = 0, 2  # kernels/base/codec.cuh
 BF16 = None  # cast back: of these there is the copy alone
@@ -40,9 +45,6 @@ GRAPHS, ROUNDS = 5, 7
 LAUNCH_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 L2 = 60 << 20
 PROFILE = "PROFILE" in os.environ
-
-driver = ctypes.CDLL("libcuda.so.1")
-
 
 class Attribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_byte * 64)]

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Times kernels of quantizers, compiled from several states of kernels/, in turns in one run, beside a copy of BF16; compares what they write.
 
-Each state is a folder with images, as scripts/casts-in-turns.py says it, of these files:
+Each state is a folder with images, as nvcc makes them in its kernels/ with the flags of build.rs, and copies are another:
 
     for f in cast/nvfp4 cast/mxfp4 cast/mxfp8 cast/fp8_group cast/fp8_row; do
         nvcc -std=c++17 --fmad=false --ftz=false --prec-div=true -I. -arch=sm_90a -cubin -o STATE/$(basename $f).cubin $f.cu
     done
-    python3 quantizers-in-turns.py cast-copies.cubin STATE...
+    nvcc -std=c++17 -Ikernels -arch=sm_90a -cubin -o cast-copies.cubin scripts/cast-copies.cu
+    python3 quantizers-in-turns.py cast-copies.cubin STATE[:COLUMNS]...
 
-A state whose name begins with `before` has MXFP4 along rows from before its warps had 256 columns. Needs an NVIDIA GPU of the images' kind, and PyTorch. A differing byte is an error; MX are compared by all five
-rules and timed by the upward one. A share is of the rate of the copy, of the bytes that the quantizer moves.
+COLUMNS: those of a warp of MXFP4 along rows, 256 unless said; 128 in states before 2026-11-30. Needs an NVIDIA GPU of the images' kind, and PyTorch. The structs are those of src/gpu/kernels as they are: images of a
+state with other structs would read wrong memory. What a state has no image of is left out; a state without any is refused. A differing byte is an error; MX are compared by all five rules and timed by the upward one. A share
+is of the rate of the copy, of the bytes that the quantizer moves.
 """
 import importlib
 import struct
@@ -68,9 +70,16 @@ class Matrix:
 
 class Bench:
     def __init__(self, copies, states):
-        self.copies, self.states = copies, {state: {f: casts.load(Path(state, f"{f}.cubin")) for f in FILES} for state in states}
+        self.copies, self.states, self.of_warp = copies, {}, {}
+        for word in states:
+            state, _, columns = word.partition(":")
+            self.states[state] = {f: casts.load(Path(state, f"{f}.cubin")) for f in FILES}
+            self.of_warp[state] = int(columns or 256)
+            if not any(self.states[state].values()):
+                print(f"{state}: holds none of {', '.join(FILES)} as .cubin; compile them, as --help says", file=sys.stderr)
+                sys.exit(2)
         print(f"{torch.cuda.get_device_name()}; microseconds, and of the rate of a copy of BF16\n")
-        print(f"| quantizer | copy of BF16 | {' | '.join(states)} |\n|---|---|{'---|' * len(states)}")
+        print(f"| quantizer | copy of BF16 | {' | '.join(self.states)} |\n|---|---|{'---|' * len(states)}")
 
     def case(self, label, m, image, name, moved, call, timed=True):
         """`call(launch, state, i)` launches for set i of the matrix."""
@@ -124,7 +133,7 @@ def mx(bench, m):
             mirror, timed = mx_rule(rule, to_e2m1), rule == UP
 
             def rows(begin, state, i):
-                of_warp = 256 if to_e2m1 and not Path(state).name.startswith("before") else 128
+                of_warp = bench.of_warp[state] if to_e2m1 else 128
                 begin((-(-(-(-m.rows // 128) * 32 * -(-m.cols // of_warp)) // 8), 1, 1), 256, [*m.head(i, "bf16"), mirror, place(m.written[0][i]), place(m.written[1][i])])
 
             bench.case(f"{image}, rows", m, image, f"quantize_{image}_bf16", (2 + of_code + 1 / 32) * m.many, rows, timed)
