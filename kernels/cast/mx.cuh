@@ -72,16 +72,21 @@ template <u32 FORMAT, class T> __device__ __forceinline__ void store_scaled(u8* 
 
 // max |x| of a block, NaN dropped, of which this lane and its neighbour have sixteen each. `clean`: whether neither has a NaN, where blocks are compared BY_PATTERNS. All lanes come here together.
 template <class T> __device__ __forceinline__ float block_amax(Vec8<T> (&x)[2], bool& clean) {
-    clean = false;
     if constexpr (BY_PATTERNS<T>) {
         u32 m = 0;
 #pragma unroll
         for (int k = 0; k < 8; k++) m = max_u16x2(m, sizes16<T, false>(word(x[k / 4].q[0], k % 4)));
-        const float amax = larger_half<T>(max_u16x2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1)));
+        float amax = larger_half<T>(max_u16x2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1)));
         clean = amax == amax;
-        if (__all_sync(0xFFFFFFFFu, clean)) return amax;
+        if (__any_sync(0xFFFFFFFFu, !clean)) {
+            const float known = lanes_max<2>(amax8(x[1], amax8(x[0], 0.0f)));
+            if (!clean) amax = known;
+        }
+        return amax;
+    } else {
+        clean = false;
+        return lanes_max<2>(amax8(x[1], amax8(x[0], 0.0f)));
     }
-    return lanes_max<2>(amax8(x[1], amax8(x[0], 0.0f)));
 }
 
 #ifdef E2M1_BY_POWER
