@@ -13,22 +13,11 @@ COLUMNS: those of a warp of MXFP4 along rows, 256 unless said; 128 in states bef
 state with other structs would read wrong memory. What a state has no image of is left out; a state without any is refused. A differing byte is an error; MX are compared by all five rules and timed by the upward one. A share
 is of the rate of the copy, of the bytes that the quantizer moves.
 """
-import importlib
 import struct
 import sys
 from pathlib import Path
 
-# Before torch and the driver, which are not everywhere.
-if __name__ == "__main__":
-    if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
-        print(__doc__)
-        sys.exit(0)
-    if len(sys.argv) < 3:
-        print(__doc__, file=sys.stderr)
-        sys.exit(2)
-
-casts = importlib.import_module("casts-in-turns")
-torch = casts.torch
+from image_turns import Operands, function, launch, load, timed, torch
 
 FILES = ("nvfp4", "mxfp4", "mxfp8", "fp8_group", "fp8_row")
 SHAPES = ((16384, 6144), (4096, 7168), (4096, 2048), (1024, 7168), (144, 7168))
@@ -54,7 +43,7 @@ class Matrix:
 
     def __init__(self, rows, cols):
         self.rows, self.cols, self.many = rows, cols, rows * cols
-        o = casts.Operands(rows, cols, "bf16")
+        o = Operands(rows, cols, "bf16")
         self.sets, self.x = o.sets, {"bf16": o.x, "f16": o.x, "f32": [x.float() for x in o.x[:4] + o.x[-1:]], "bf16_unaligned": o.x}
         self.written = [o.codes, o.new_scales, *([torch.empty_like(t) for t in of] for of in (o.codes, o.new_scales))]
         self.copied = o
@@ -73,7 +62,7 @@ class Bench:
         self.copies, self.states, self.of_warp = copies, {}, {}
         for word in states:
             state, _, columns = word.partition(":")
-            self.states[state] = {f: casts.load(Path(state, f"{f}.cubin")) for f in FILES}
+            self.states[state] = {f: load(Path(state, f"{f}.cubin")) for f in FILES}
             self.of_warp[state] = int(columns or 256)
             if not any(self.states[state].values()):
                 print(f"{state}: holds none of {', '.join(FILES)} as .cubin; compile them, as --help says", file=sys.stderr)
@@ -85,10 +74,10 @@ class Bench:
         """`call(launch, state, i)` launches for set i of the matrix."""
         calls, seen = {}, {}
         for state, images in self.states.items():
-            kernel = images[image] and casts.function(images[image], name)
+            kernel = images[image] and function(images[image], name)
             if not kernel:
                 continue
-            begin = lambda grid, threads, arguments, kernel=kernel: casts.launch(kernel, grid, threads, arguments)
+            begin = lambda grid, threads, arguments, kernel=kernel: launch(kernel, grid, threads, arguments)
             calls[state] = lambda i, begin=begin, state=state: call(begin, state, i)
             for of in m.written:
                 of[-1].zero_()
@@ -104,14 +93,14 @@ class Bench:
         if not timed or not calls:
             return
         copies = {"copy": self.copies_of(m)}
-        times = casts.timed(copies | calls, m.sets)
+        times = timed(copies | calls, m.sets)
         share = lambda us: f"{us:.2f} ({moved / us / (4 * m.many / times['copy']):.3f})"
         cells = [share(times[state]) if state in times else "" for state in self.states]
         print(f"| {label}, {m.rows} x {m.cols} | {times['copy']:.2f} | {' | '.join(cells)} |", flush=True)
 
     def copies_of(self, m):
-        kernel, pieces, o = casts.function(self.copies, "copy_16_16_1"), m.many // 8, m.copied
-        return lambda i: casts.launch(kernel, (-(-pieces // 256), 1, 1), 256, [place(o.x[i]), place(o.scales[i]), word(0), place(o.codes[i]), place(o.new_scales[i]), word(0), word(pieces)])
+        kernel, pieces, o = function(self.copies, "copy_16_16_1"), m.many // 8, m.copied
+        return lambda i: launch(kernel, (-(-pieces // 256), 1, 1), 256, [place(o.x[i]), place(o.scales[i]), word(0), place(o.codes[i]), place(o.new_scales[i]), word(0), word(pieces)])
 
 
 def nvfp4(bench, m):
@@ -154,7 +143,7 @@ def fp8(bench, m):
 
 def main():
     torch.zeros(1, device="cuda")
-    copies = casts.load(sys.argv[1]) or sys.exit(f"no {sys.argv[1]}")
+    copies = load(sys.argv[1]) or sys.exit(f"no {sys.argv[1]}")
     bench = Bench(copies, sys.argv[2:])
     for shape in SHAPES:
         m = Matrix(*shape)
