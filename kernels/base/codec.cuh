@@ -100,3 +100,10 @@ __device__ __forceinline__ u32 max_u16x2(u32 a, u32 b) {
     return max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16;
 #endif
 }
+
+// Patterns of 16-bit numbers order like the magnitudes. NaN's are above infinity's.
+template <class T> constexpr u32 INFINITY16 = 0x7F80;
+template <> constexpr u32 INFINITY16<F16> = 0x7C00;
+// Of two magnitudes the larger, and its number.
+__device__ __forceinline__ u32 larger_pattern(u32 sizes) { return max(sizes >> 16, sizes & 0xFFFF); }
+template <class T> __device__ __forceinline__ float larger_half(u32 sizes) { return to_float(T{(u16)larger_pattern(sizes)}); }

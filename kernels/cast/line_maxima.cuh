@@ -10,18 +10,22 @@ template <class T> constexpr bool BY_PATTERNS = sizeof(T) == 2;
 template <class T> constexpr bool BY_PATTERNS = false;
 #endif
 
-// Patterns of 16-bit numbers order like the magnitudes. NaN's are above infinity's.
-template <class T> constexpr u32 INFINITY16 = 0x7F80;
-template <> constexpr u32 INFINITY16<F16> = 0x7C00;
-
 // Both halves of a word without signs; DROPS: NaN counts as zero.
 template <class T, bool DROPS> __device__ __forceinline__ u32 sizes16(u32 word) {
     const u32 sizes = word & 0x7FFF7FFFu, lower = sizes & 0xFFFF, upper = sizes >> 16;
     if (!DROPS) return sizes;
     return (lower <= INFINITY16<T> ? lower : 0) | (upper <= INFINITY16<T> ? upper << 16 : 0);
 }
-// The number of the larger half.
-template <class T> __device__ __forceinline__ float larger_half(u32 sizes) { return to_float(T{(u16)max(sizes >> 16, sizes & 0xFFFF)}); }
+// The largest lower halves and the largest upper halves of words without signs.
+template <class T, int COUNT> __device__ __forceinline__ u32 largest_sizes(const Vec8<T> (&data)[COUNT]) {
+    u32 m = 0;
+#pragma unroll
+    for (int r = 0; r < COUNT; r++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) m = max_u16x2(m, sizes16<T, false>(word(data[r].q[0], k)));
+    }
+    return m;
+}
 
 // Of a thread's 8 x 8 elements of 16 bits, as patterns: what `line_maxima` gives its lanes, and the largest of the thread's own. Two rows at a time, so that registers hold no more.
 template <int LANES, bool DROPS, class T> __device__ __forceinline__ u32 patterns_of_lines(const Vec8<T> (&data)[8], bool rows, bool columns, u32 (&of_rows)[4], u32 (&of_columns)[4]) {
@@ -104,13 +108,7 @@ __device__ __forceinline__ bool line_maxima(Vec8<T> (&data)[8], bool rows, bool 
 // max |x| of a thread's 8 x 8 elements, NaN dropped.
 template <class T> __device__ __forceinline__ float amax_of_tile(Vec8<T> (&data)[8]) {
     if constexpr (BY_PATTERNS<T>) {
-        u32 m = 0;
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) m = max_u16x2(m, sizes16<T, false>(word(data[r].q[0], k)));
-        }
-        const float amax = larger_half<T>(m);
+        const float amax = larger_half<T>(largest_sizes(data));
         if (amax == amax) return amax;
 #pragma unroll
         for (int r = 0; r < 8; r++) forget(data[r]);

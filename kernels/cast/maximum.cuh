@@ -31,7 +31,7 @@ template <u32 OF, bool FLAT, u32 FORMAT> struct Maximum<Sixteen<OF, FLAT>, FORMA
     static __device__ __forceinline__ float with(float m, const Sixteen<OF, FLAT>& s) { return max_or_nan(m, s.largest()); }
 };
 // Patterns of 16-bit numbers order like the magnitudes: an exact maximum by integers, two at a time. S keeps eight of T in `v`.
-template <class S, class T, u32 INFINITY_OF_T> struct NarrowMaximum {
+template <class S, class T> struct NarrowMaximum {
     using Type = u32;
     static constexpr int PER = 2;
     static __device__ __forceinline__ u32 larger(u32 a, u32 b) { return max_u16x2(a, b); }
@@ -41,15 +41,14 @@ template <class S, class T, u32 INFINITY_OF_T> struct NarrowMaximum {
         for (int k = 0; k < 4; k++) m = larger(m, of_columns(s, k));
         return m;
     }
-    static __device__ __forceinline__ u32 top(u32 m) { return max(m >> 16, m & 0xFFFF); }
-    static __device__ __forceinline__ bool is_clean(u32 m) { return top(m) <= INFINITY_OF_T; }
+    static __device__ __forceinline__ bool is_clean(u32 m) { return larger_pattern(m) <= INFINITY16<T>; }
     static __device__ __forceinline__ u32 of(float amax) { return from_float<T>(amax).bits; }
     static __device__ __forceinline__ u32 of(float first, float second) { return of(first) | of(second) << 16; }
-    static __device__ __forceinline__ float amax(u32 m) { return to_float(T{(u16)top(m)}); }
+    static __device__ __forceinline__ float amax(u32 m) { return larger_half<T>(m); }
     static __device__ __forceinline__ float amax(u32 m, int column) { return to_float(T{(u16)(column ? m >> 16 : m)}); }
 };
-template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<Bf16, ALIGNED>, FORMAT> : NarrowMaximum<Plain<Bf16, ALIGNED>, Bf16, 0x7F80> {};
-template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<F16, ALIGNED>, FORMAT> : NarrowMaximum<Plain<F16, ALIGNED>, F16, 0x7C00> {};
+template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<Bf16, ALIGNED>, FORMAT> : NarrowMaximum<Plain<Bf16, ALIGNED>, Bf16> {};
+template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<F16, ALIGNED>, FORMAT> : NarrowMaximum<Plain<F16, ALIGNED>, F16> {};
 template <class T, u32 FORMAT> struct Maximum<Wide<T>, FORMAT> : Maximum<Plain<T, true>, FORMAT> {
     using Half = Maximum<Plain<T, true>, FORMAT>;
     static __device__ __forceinline__ u32 with(u32 m, const Wide<T>& s) { return Half::with(Half::with(m, s.halves[0]), s.halves[1]); }

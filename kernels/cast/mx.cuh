@@ -57,25 +57,22 @@ template <u32 FORMAT> __device__ __forceinline__ GroupScale cast_scale(const MxR
 // Bytes of so many codes, an even number of E2M1.
 template <u32 FORMAT> __device__ __forceinline__ u64 code_bytes(u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; }
 
-// Eight products as codes: eight bytes of FP8, or four of E2M1.
-template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* to, const float (&v)[8]) {
-    if constexpr (FORMAT == E2M1) *(u32*)to = encode8_e2m1(v);
-    else *(uint2*)to = encode8<FORMAT>(v);
-}
-template <u32 FORMAT, class T> __device__ __forceinline__ void store_scaled(u8* to, const Vec8<T>& x, float factor) {
+// Codes of eight products, or of eight elements times a factor.
+template <u32 FORMAT> __device__ __forceinline__ auto codes_of_products(const float (&v)[8]) { return encode_products<FORMAT, false>(Numbers{v}, v); }
+template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* to, const float (&v)[8]) { *(typename EightCodes<FORMAT>::Type*)to = codes_of_products<FORMAT>(v); }
+template <u32 FORMAT, class T> __device__ __forceinline__ auto scaled_codes(const Vec8<T>& x, float factor) {
     float v[8];
     unpack(x, v);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], factor);
-    store_codes<FORMAT>(to, v);
+    return codes_of_products<FORMAT>(v);
 }
+template <u32 FORMAT, class T> __device__ __forceinline__ void store_scaled(u8* to, const Vec8<T>& x, float factor) { *(typename EightCodes<FORMAT>::Type*)to = scaled_codes<FORMAT>(x, factor); }
 
 // max |x| of a block, NaN dropped, of which this lane and its neighbour have sixteen each. `clean`: whether neither has a NaN, where blocks are compared BY_PATTERNS. All lanes come here together.
 template <class T> __device__ __forceinline__ float block_amax(Vec8<T> (&x)[2], bool& clean) {
     if constexpr (BY_PATTERNS<T>) {
-        u32 m = 0;
-#pragma unroll
-        for (int k = 0; k < 8; k++) m = max_u16x2(m, sizes16<T, false>(word(x[k / 4].q[0], k % 4)));
+        const u32 m = largest_sizes(x);
         float amax = larger_half<T>(max_u16x2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1)));
         clean = amax == amax;
         if (__any_sync(0xFFFFFFFFu, !clean)) {
@@ -90,9 +87,11 @@ template <class T> __device__ __forceinline__ float block_amax(Vec8<T> (&x)[2], 
 }
 
 #ifdef E2M1_BY_POWER
-// The biased exponent, in T, of the factor of a scale byte, and whether it and its half are normal numbers.
-template <class T> __device__ __forceinline__ u32 power_of_byte(u32 byte) { return (octave16<T> == 0x00800080u ? 254 : 142) - byte; }
-template <class T> __device__ __forceinline__ bool has_power_of_byte(u32 byte) { return power_of_byte<T>(byte) - 2 <= (octave16<T> == 0x00800080u ? 254 : 30) - 2; }
+// The biased exponent, in T, of the factor 2^(127 - byte), and whether it and its half are normal numbers: the largest has twice the exponent of 1.
+template <class T> constexpr u32 EXPONENT_OF_ONE = 127;
+template <> constexpr u32 EXPONENT_OF_ONE<F16> = 15;
+template <class T> __device__ __forceinline__ u32 power_of_byte(u32 byte) { return EXPONENT_OF_ONE<T> + 127 - byte; }
+template <class T> __device__ __forceinline__ bool has_power_of_byte(u32 byte) { return power_of_byte<T>(byte) - 2 <= 2 * EXPONENT_OF_ONE<T> - 2; }
 #endif
 
 // Sixteen E2M1 codes of a block with this scale byte. `clean`: without NaN.
@@ -109,10 +108,7 @@ template <class T> __device__ __forceinline__ uint2 e2m1_codes16(Vec8<T> (&x)[2]
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         forget(x[h]);
-        float v[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(element(x[h], i), factor);
-        codes[h] = encode8_e2m1(v);
+        codes[h] = scaled_codes<E2M1>(x[h], factor);
     }
     return {codes[0], codes[1]};
 }
@@ -217,8 +213,7 @@ template <u32 FORMAT, class T, class UNIT> __device__ __forceinline__ void two_c
         float v[8];
 #pragma unroll
         for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], 2 * k + i), factor);
-        if constexpr (FORMAT == E2M1) codes[i] = encode8_e2m1(v);
-        else codes[i] = encode8<FORMAT>(v);
+        codes[i] = codes_of_products<FORMAT>(v);
     }
 }
 

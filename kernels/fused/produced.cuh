@@ -140,7 +140,7 @@ template <class T, bool ALIGNED, int KINDS> struct Rounded {
     __device__ __forceinline__ void forget() { ::forget(v); }
 };
 template <class T, bool ALIGNED, int KINDS, u32 FORMAT>
-struct Maximum<Rounded<T, ALIGNED, KINDS>, FORMAT> : NarrowMaximum<Rounded<T, ALIGNED, KINDS>, Bf16, 0x7F80> {};
+struct Maximum<Rounded<T, ALIGNED, KINDS>, FORMAT> : NarrowMaximum<Rounded<T, ALIGNED, KINDS>, Bf16> {};
 
 // Where a step would spill: other GPUs than sm_90 have no register for it.
 template <bool ALIGNED, int KINDS> constexpr bool steps<Produced<float, ALIGNED, KINDS>> = false;

@@ -75,13 +75,8 @@ struct MxOut {
     block_scales_t: u64,
 }
 
-/// Blocks of eight warps, each warp four rows by 128 columns, rows padded to 128: for `quantize_mx` of sources.
-pub(super) fn warp_grid(rows: usize, cols: usize) -> (usize, usize) {
-    grid_of_warps(rows, cols, 128)
-}
-
-/// The same of warps that take so many columns.
-fn grid_of_warps(rows: usize, cols: usize, of_warp: usize) -> (usize, usize) {
+/// Blocks of eight warps, each warp four rows by so many columns, rows padded to 128.
+pub(super) fn warp_grid(rows: usize, cols: usize, of_warp: usize) -> (usize, usize) {
     let units = rows.next_multiple_of(128) / 4 * cols.div_ceil(of_warp).max(1);
     (units.div_ceil(8).max(1), 1)
 }
@@ -112,7 +107,7 @@ impl Kernels {
                 stream,
                 kernels.quantize,
                 x,
-                Blocks::new(grid_of_warps(x.rows, x.cols, columns_of_warp(scheme, x)), THREADS),
+                Blocks::new(warp_grid(x.rows, x.cols, columns_of_warp(scheme, x)), THREADS),
                 rule,
                 out.codes.address,
                 out.block_scales.address,

@@ -118,7 +118,7 @@ impl Kernels {
     ) -> Result<impl FnOnce() -> Result<()> + use<'k>> {
         let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.mx)?;
         check_produced_apart(from, None, out, None)?;
-        let blocks = (rows > 0 && from.cols > 0).then(|| Blocks::new(warp_grid(rows, from.cols), THREADS));
+        let blocks = (rows > 0 && from.cols > 0).then(|| Blocks::new(warp_grid(rows, from.cols, 128), THREADS));
         if let Some(blocks) = blocks {
             blocks.checked()?;
         }
