@@ -45,8 +45,8 @@ impl OutputFile {
     ///
     /// # Errors
     /// [`Error::File`] for a folder, a device or a pipe of that name, for links that never end, for a place in `/proc`, and for
-    /// a folder that does not exist or may not be written to; [`Error::Io`] if the system refuses to write to the file that
-    /// is there, or fails to make one.
+    /// a folder that does not exist or may not be written to, or a file that is there and may not; [`Error::Io`] if the system
+    /// fails to open that, or to make one.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_path_buf();
         let io = |source| Error::Io { path: path.clone(), source };
@@ -58,7 +58,14 @@ impl OutputFile {
             }
             Ok(old) => {
                 // Replacing needs no right to the file itself; whoever took that right away meant it.
-                OpenOptions::new().write(true).open(&target).map_err(io)?;
+                OpenOptions::new().write(true).open(&target).map_err(|e| match e.kind() {
+                    ErrorKind::PermissionDenied => refuse_file(
+                        &path,
+                        format!("is there and may not be written: {e}"),
+                        "give another name, or the right to write to it",
+                    ),
+                    _ => io(e),
+                })?;
                 Some(old)
             }
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => None,
@@ -319,5 +326,22 @@ mod tests {
             assert!(error.contains("out") && error.contains("did not reach the disk"), "{error}");
         }
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_may_not_be_written_is_named_with_what_to_do() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kept");
+        fs::write(&path, b"bytes").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+        if OpenOptions::new().write(true).open(&path).is_ok() {
+            return println!("skipped: root may write to any file");
+        }
+        let error = OutputFile::create(&path).err().unwrap();
+        assert!(matches!(error, Error::File { .. }), "{error:?}");
+        let error = error.to_string();
+        assert!(["kept", "may not be written", "another name"].iter().all(|word| error.contains(word)), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"bytes");
     }
 }
