@@ -42,18 +42,22 @@ constexpr bool LOOKED_AT = false;
 template <class C> struct Sm90Math {
     u32 shared;
     u32 a, b;     // the warpgroup's operands in stage 0
-    u32 scale_a;  // the thread's first scale there; of 128x128 those of its rows, for four k-blocks
+    u32 scale_a;  // the thread's first scale there, or in slot 0; of 128x128 those of its rows, for four k-blocks
     u32 scale_b;  // likewise of B, where its rows have scales of their own
     u32 empty;    // the barriers of stages that were read, in the block that the lane tells
     u32 zero;     // see give_back
     Sm90Ring<C> ring;
+    Sm90Slots<C> slots;  // the next one, of scales of four k-blocks (FOURS)
+    u32 slot;            // the one that is read
     u32 edge;     // of a tile in two tiles of scales: its columns in the first, or more
 
-    __device__ __forceinline__ Sm90Math(const Sm90Problem& p, u32 shared, u32 down, u32 across) : shared(shared), zero(p.plain >> 1), ring({0, 0}), edge(0) {
+    __device__ __forceinline__ Sm90Math(const Sm90Problem& p, u32 shared, u32 down, u32 across) : shared(shared), zero(p.plain >> 1), ring({0, 0}), slots({0, 0}), slot(0), edge(0) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         a = wgmma_operand(shared + down * C::TALL * 128);
         b = wgmma_operand(shared + C::B + across * C::OUT_WIDE * 128);
         scale_a = shared + C::SCALES_A + (C::SCALES == SCALES_BLOCK_A ? down * C::TALL / 128 * C::TWICE_A * 16 : (down * C::TALL + warp * 16 + lane / 4) * 4);
+        // A box has four k-blocks one behind the other.
+        if (C::FOURS) scale_a += down * C::TALL / C::A_BOX * C::A_BOX * 12;
         scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
         empty = shared + C::EMPTY;
         if (C::SHARERS > 1) empty = at_rank(empty, lane % C::SHARERS);
@@ -68,6 +72,14 @@ template <class C> struct Sm90Math {
 
     // Where they have been used: ptxas leaves a product's accumulators where they are, so that what is added up from there is read, and multiplied, before the next product writes them.
     __device__ __forceinline__ void give_back_used(u32 stage) { arrive(empty + 8 * stage); }
+
+    // Waits for scales of the next four k-blocks, and goes to their slot. It is given back behind the last of them: what was loaded for those before has been used then.
+    __device__ __forceinline__ void next_slot() {
+        slot = slots.stage;
+        barrier_wait(shared + C::SLOT_FULL + 8 * slot, slots.parity);
+        slots.advance();
+    }
+    __device__ __forceinline__ void give_back_slot(u32 slot, u32 read) { arrive(empty + (C::SLOT_EMPTY - C::EMPTY) + 8 * slot + (read & zero)); }
 
     __device__ __forceinline__ void arrive(u32 at) {
         __syncwarp();  // an arrival tells of what its own lane has read
@@ -93,8 +105,8 @@ template <class C> struct Sm90Math {
         return col == 0 || (col < 128 && col < (EDGE ? EDGE : edge)) ? tiles[0] : tiles[C::SCALE_PARTS - 1];
     }
 
-    // `BLOCKS` k-blocks from `block` on; `edge` is known to be EDGE, or that is 0. While the first product runs, `meanwhile`, which may still touch the sums.
-    template <u32 BLOCKS, u32 EDGE, class F> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, const F& meanwhile) {
+    // `BLOCKS` k-blocks from `block` on, of those to `end`; `edge` is known to be EDGE, or that is 0. While the first product runs, `meanwhile`, which may still touch the sums.
+    template <u32 BLOCKS, u32 EDGE, class F> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, u32 end, const F& meanwhile) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
         constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
@@ -113,11 +125,13 @@ template <class C> struct Sm90Math {
                     barrier_wait(shared + C::FULL + 8 * stage, ring.parity);
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
-                    scale = scale_a + stage * C::SCALES_A_BYTES + (TILED_A ? 4 * quarter : 0);
+                    if (C::FOURS && quarter == 0) next_slot();
+                    const u32 at = C::FOURS ? slot : stage;
+                    scale = scale_a + at * C::SCALES_A_BYTES + (C::FOURS ? 4 * C::A_BOX : TILED_A ? 4 : 0) * quarter;
                     if (SCALED && !VECTOR)
 #pragma unroll
                         for (u32 part = 0; part < C::SCALE_PARTS; part++)
-                            tiles[part] = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter + 16 * part);
+                            tiles[part] = shared_float(shared + C::SCALES_B + at * C::SCALES_B_BYTES + 4 * quarter + 16 * part);
                     if (TOGETHER)
 #pragma unroll
                         for (u32 w = 0; w < C::WAVES; w++) {
@@ -160,8 +174,14 @@ template <class C> struct Sm90Math {
                 if (SCALED) read = __float_as_uint(low[done]) | __float_as_uint(high[done]);
                 if (C::CROSSED) read |= __float_as_uint(tiles[0]) | __float_as_uint(tiles[C::SCALE_PARTS - 1]);
                 if (!VECTOR && j % EACH == EACH - 1) {
-                    if (SCALED) give_back(stage, read);
+                    if (SCALED && !C::FOURS) give_back(stage, read);
                     else give_back_used(stage);
+                    const u32 its = j / EACH;
+                    if (C::FOURS && (BLOCKS % 4 == 0 ? its % 4 == 3 : (block + its) % 4 == 3 || block + its + 1 == end)) {
+                        // The one before, where scales of a product that runs are of the next.
+                        const bool before = i < ALL && i / EACH / 4 != its / 4;
+                        give_back_slot(!before ? slot : slot == 0 ? C::SLOTS - 1 : slot - 1, read);
+                    }
                 }
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
@@ -191,8 +211,12 @@ template <class C> struct Sm90Math {
     }
 
     template <u32 EDGE> __device__ __forceinline__ void run_with(Sm90Sums<C>& sum, u32 block, u32 end) {
-        for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE>(sum, block, [] {});
-        for (; block < end; block++) multiply<1, EDGE>(sum, block, [] {});
+        for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE>(sum, block, end, [] {});
+        if (C::REST_OF_FOUR && block + 4 <= end) {
+            multiply<4, EDGE>(sum, block, end, [] {});
+            block += 4;
+        }
+        for (; block < end; block++) multiply<1, EDGE>(sum, block, end, [] {});
     }
 
     // The k-blocks from `block` on. Where an atom lies in two tiles of scales, a loop for each place where they meet: their selection costs a tenth of the time.
@@ -230,6 +254,10 @@ template <class C> struct Sm90Math {
             barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
             give_back_used(ring.stage);
             ring.advance();
+            if (C::FOURS && block % 4 == 0) {
+                next_slot();
+                give_back_slot(slot, 0);
+            }
         }
     }
 };
@@ -257,7 +285,7 @@ __device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const Ten
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles -= (u32)clock();
 #endif
-        math.template multiply<C::UNROLL, 0>(sum, 0, [&] { sm90_clear<C>(sum); });
+        math.template multiply<C::UNROLL, 0>(sum, 0, blocks, [&] { sm90_clear<C>(sum); });
         math.template run_with<0>(sum, C::UNROLL, blocks);
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
@@ -323,43 +351,62 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
 }
 
 template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const TensorMap& d, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p) {
+__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const TensorMap& d, const TensorMap& a_edge, const TensorMap& b_edge, const TensorMap& scales,
+                                            const Sm90Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
     const u32 group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);  // the same for all lanes, and known to be
 #ifdef SCALED_GEMM_STAMPS
     if (threadIdx.x == 0) stamp(p, 0);
 #endif
+    constexpr bool EARLY = sm90_early<C, GROUPED>();
+    const auto prefetch = [&] {
+        prefetch_map(a);
+        prefetch_map(b);
+        if (C::STORE == STORE_BOXES && C::AS_NUMBERS && p.d_type < 2) prefetch_map(d);
+    };
     if (threadIdx.x == 0) {
 #ifdef SCALED_GEMM_BOUNDED_WAITS
         gave_up = 0;
         finished = 0;
 #endif
-        prefetch_map(a);
-        prefetch_map(b);
+        if (!EARLY) prefetch();
         // A stage is read by the warps of every warpgroup.
         for (u32 i = 0; i < C::STAGES; i++) {
             barrier_init(shared + C::FULL + 8 * i, C::FULL_ARRIVALS);
             barrier_init(shared + C::EMPTY + 8 * i, 4 * C::GROUPS * C::SHARERS);
         }
+        if (C::FOURS)
+            for (u32 i = 0; i < C::SLOTS; i++) {
+                barrier_init(shared + C::SLOT_FULL + 8 * i, 1);
+                barrier_init(shared + C::SLOT_EMPTY + 8 * i, 4 * C::GROUPS * C::SHARERS);
+            }
         barriers_ready();
     }
-    if (C::CLUSTER > 1) {
-        cluster_arrive_relaxed();
-        cluster_wait();
-    } else {
-        __syncthreads();
-    }
-    begin();
+    // Every warp once: producers of a tile that is known early behind that.
+    const auto ready = [] {
+        if (C::CLUSTER > 1) {
+            cluster_arrive_relaxed();
+            cluster_wait();
+        } else {
+            __syncthreads();
+        }
+        begin();
+    };
+    if (!EARLY) ready();
     if (group == C::GROUPS) {
         if (C::GROUPS > 1) fewer_registers<40>();
         const u32 warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4 * C::GROUPS;
-        if constexpr (C::SCALES != SCALES_OUTER && C::BULK_SCALES) {
-            if (warp < 2) sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared, warp == 1);
+        constexpr bool BOXES = C::SCALES == SCALES_OUTER || C::FOURS || !C::BULK_SCALES;
+        if (EARLY && warp == 0 && threadIdx.x % 32 == 0) prefetch();
+        if (warp > 1 || (warp == 1 && C::SCALES == SCALES_OUTER)) {
+            if (EARLY) ready();
+        } else if constexpr (!BOXES) {
+            sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared, warp == 1, ready);
         } else {
-            if (warp == 0) sm90_copy_boxes<C, GROUPED>(a, b, a_edge, b_edge, p, shared);
-            if constexpr (C::SCALES != SCALES_OUTER)
-                if (warp == 1) sm90_copy_scales<C, GROUPED>(p, shared);
+            if (warp == 0) sm90_copy_boxes<C, GROUPED>(a, b, a_edge, b_edge, p, shared, ready);
+            else if constexpr (C::FOURS) sm90_copy_slots<C, GROUPED>(scales, p, shared, ready);
+            else if constexpr (C::SCALES != SCALES_OUTER) sm90_copy_scales<C, GROUPED>(p, shared, ready);
         }
 #ifdef SCALED_GEMM_BOUNDED_WAITS
         if (threadIdx.x == 128 * C::GROUPS) finished = 1;
@@ -377,18 +424,19 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         }
 #endif
     } else {
+        if (EARLY) ready();
         if (C::GROUPS > 1) more_registers<232>();
         sm90_multiply<C, GROUPED>(d, p, shared, group);
     }
 }
 
-// What the kernels have in common: {A's map, B's map, D's where it is stored in boxes, A's and B's with the boxes of a last tile that is cut, the problem}.
+// What the kernels have in common: {A's map, B's map, D's where it is stored in boxes, A's and B's with the boxes of a last tile that is cut, that of A's scales where they come by fours, the problem}.
 #define SM90_KERNEL(NAME, C, GROUPED)                                                                                   \
     extern "C" __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)                                               \
     NAME(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,     \
          const __grid_constant__ TensorMap a_edge, const __grid_constant__ TensorMap b_edge,                            \
-         const __grid_constant__ Sm90Problem p) {                                                                       \
-        sm90_block<C, GROUPED>(a, b, d, a_edge, b_edge, p);                                                             \
+         const __grid_constant__ TensorMap scales, const __grid_constant__ Sm90Problem p) {                             \
+        sm90_block<C, GROUPED>(a, b, d, a_edge, b_edge, scales, p);                                                     \
     }
 
 #define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \

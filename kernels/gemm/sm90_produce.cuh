@@ -100,10 +100,18 @@ template <class C, u32 GROUPED> struct Sm90Walk {
         } else if (unit >= down(p.m) * across(p)) {
             return false;
         }
-        // Bands of `raster` tiles along m, each walked along n: what the blocks of a moment read stays in L2.
-        const u32 band_units = p.raster * across(p), band = inside / band_units, in_band = inside - band * band_units;
+        // Bands of `raster` tiles along m, each walked along n: what the blocks of a moment read stays in L2. A division is 130 cycles before the first copy: in the first band, and of heights that are powers of two, there is none.
+        const u32 band_units = p.raster * across(p);
+        u32 band = 0, in_band = inside;
+        if (inside >= band_units) {
+            band = inside / band_units;
+            in_band -= band * band_units;
+        }
         const u32 height = min(p.raster, down(rows) - band * p.raster);
-        u32 x = in_band / height, y = band * p.raster + in_band - x * height;
+        u32 x;
+        if ((height & (height - 1)) == 0) x = in_band >> (31 - __clz(height));
+        else x = in_band / height;
+        const u32 y = band * p.raster + in_band - x * height;
         if (C::SHARE == SHARE_A) x = 2 * x + cluster_rank();
         tile.row = row + y * C::ROWS;
         tile.col = x * C::OUT_COLS;
@@ -113,14 +121,19 @@ template <class C, u32 GROUPED> struct Sm90Walk {
     }
 };
 
-// Where a warp is in the ring of stages.
-template <class C> struct Sm90Ring {
+// Of groups memory tells which tile is the first, that the kernel before may write.
+template <class C, u32 GROUPED> __device__ __forceinline__ constexpr bool sm90_early() { return C::EARLY && GROUPED == GROUPS_NONE; }
+
+// Where a warp is in a ring, of stages or of slots.
+template <u32 LENGTH> struct Sm90RingOf {
     u32 stage, parity;
     __device__ __forceinline__ void advance() {
-        stage = stage == C::STAGES - 1 ? 0 : stage + 1;
+        stage = stage == LENGTH - 1 ? 0 : stage + 1;
         parity ^= stage == 0;
     }
 };
+template <class C> using Sm90Ring = Sm90RingOf<C::STAGES>;
+template <class C> using Sm90Slots = Sm90RingOf<C::SLOTS>;
 
 // The part of k of a tile that the block takes, in blocks of 128.
 struct Sm90Range {
@@ -142,19 +155,62 @@ template <u32 GROUPED> __device__ __forceinline__ u32 sm90_group_row(const Sm90P
     return GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
 }
 
-// The stages are filled by two warps, one for operands and one for scales, in one of two ways. A request costs the copy engine some 65 cycles however small it is, and operands stand behind it: two of them
+// The tiles of a block, one after the other: f of each. Where the first is known early, all of the block is `ready`, and the kernel before has ended, behind that; else before. All lanes of a warp together.
+template <class C, u32 GROUPED, class R, class F> __device__ __forceinline__ void sm90_each_tile(const Sm90Problem& p, const R& ready, const F& f) {
+    Sm90Walk<C, GROUPED> walk(p);
+    Sm90Tile tile;
+    bool waits = sm90_early<C, GROUPED>();
+    while (walk.next(tile)) {
+        if (waits) ready();
+        waits = false;
+        f(tile);
+    }
+    if (waits) ready();
+}
+
+// The stages are filled by two warps, one for operands and one for scales, in one of three ways. A request costs the copy engine some 65 cycles however small it is, and operands stand behind it: two of them
 // each k-block for scales were 5 to 15 % of the time of tiles that read more than they multiply (observed: H100, 2026-11, benches/record/2026-11-27-nvidia-h100-scales). So there `sm90_copy_scales` copies past the
-// engine, and `sm90_copy_boxes` has it for the operands. `sm90_produce` makes requests for both, in one loop that the two warps have in common: of 64 rows in two loops of their own launches of few k-blocks took 1.02 to 1.09
+// engine, or `sm90_copy_slots` makes few requests, and `sm90_copy_boxes` has it for the operands. `sm90_produce` makes requests for both, in one loop that the two warps have in common: of 64 rows in two loops of their own launches of few k-blocks took 1.02 to 1.09
 // of the time, with requests too, and tiles of 192 columns 1.02.
 
-// 1x128 and 128x128 scales: each lane copies for itself, 16 bytes at a time.
-template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_copy_scales(const Sm90Problem& p, u32 shared) {
-    static_assert(C::SCALES == SCALES_BLOCK, "others are requested");
+// 1x128 and 128x128 scales of four k-blocks at a time, in slots (FOURS): of A by a box of `scales`, of which each of a pair brings half into both blocks.
+template <class C, u32 GROUPED, class R> __device__ __forceinline__ void sm90_copy_slots(const TensorMap& scales, const Sm90Problem& p, u32 shared, const R& ready) {
+    const u32 rank = C::SHARE == SHARE_A ? cluster_rank() : 0;
+    if (threadIdx.x % 32 == 0) prefetch_map(scales);
+    Sm90Slots<C> slots = {0, 1};
+    sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
+        if (threadIdx.x % 32 == 0) {
+            const u32 blocks = (p.k + 127) / 128, last_tile = (p.n + 127) / 128 - 1, row = tile.row + rank * C::A_BOX;
+            const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+            // Of the second matrix, or of the next tile.
+            const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b;
+            for (u32 block = 0; block < blocks; block += 4) {
+                const u32 full = shared + C::SLOT_FULL + 8 * slots.stage;
+                const u32 to_a = shared + C::SCALES_A + slots.stage * C::SCALES_A_BYTES + rank * C::A_BOX * 16, to_b = shared + C::SCALES_B + slots.stage * C::SCALES_B_BYTES;
+                barrier_wait(shared + C::SLOT_EMPTY + 8 * slots.stage, slots.parity);
+                barrier_expect(full, C::SCALES_A_BYTES + C::SCALES_B_BYTES);
+                if (C::SHARE == SHARE_A) copy_box_to(to_a, scales, row, block, full, 3);
+                else copy_box(to_a, scales, row, block, full);
+                copy_bytes(to_b, scales_b + block, 16, full);
+                if (C::SCALE_PARTS > 1) copy_bytes(to_b + 16, scales_b + next + block, 16, full);
+                slots.advance();
+            }
+        }
+        __syncwarp();
+    });
+    if (threadIdx.x % 32 == 0)
+        for (u32 i = 0; i < C::SLOTS; i++) {
+            barrier_wait(shared + C::SLOT_EMPTY + 8 * slots.stage, slots.parity);
+            slots.advance();
+        }
+}
+
+// The same of a k-block at a time, in its stage: each lane copies for itself, 16 bytes at a time.
+template <class C, u32 GROUPED, class R> __device__ __forceinline__ void sm90_copy_scales(const Sm90Problem& p, u32 shared, const R& ready) {
+    static_assert(C::SCALES == SCALES_BLOCK && !C::FOURS, "others are requested");
     const u32 lane = threadIdx.x % 32;
-    Sm90Walk<C, GROUPED> walk(p);
     Sm90Ring<C> ring = {0, 1};
-    Sm90Tile tile;
-    while (walk.next(tile)) {
+    sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
         if (lane < C::SCALE_LANES) {
             const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
             const u32 last_tile = (p.n + 127) / 128 - 1, row = sm90_row_of_a<GROUPED>(p, tile);
@@ -178,20 +234,18 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_copy_scales
             }
         }
         __syncwarp();
-    }
+    });
 }
 
 // What a copy finds outside of its matrix it fills with zeros at 16 bytes a cycle, a quarter of the rate of what it reads: a tile that was half outside took 1.4 times as long as a whole one
 // (observed: H100, 2026-11). So where a tile ends outside, boxes of `a_edge` and `b_edge` end with the matrix; what a stage has behind them is of an earlier tile or kernel, and its products are no
 // part of D. Of groups of rows those of A end where the next group begins. Codes have one scale for all columns of a tile: there zeros are what is needed.
-template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_copy_boxes(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared) {
+template <class C, u32 GROUPED, class R>
+__device__ __forceinline__ void sm90_copy_boxes(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, const R& ready) {
     constexpr bool EDGE_A = GROUPED != GROUPS_OF_ROWS, EDGE_B = C::END != END_CODES && C::PARTS == 1;
     const u32 rank = C::SHARE == SHARE_A ? cluster_rank() : 0;
-    Sm90Walk<C, GROUPED> walk(p);
     Sm90Ring<C> ring = {0, 1};
-    Sm90Tile tile;
-    while (walk.next(tile)) {
+    sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
         if (threadIdx.x % 32 == 0) {
             const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
             const u32 row = sm90_row_of_a<GROUPED>(p, tile), group_row = sm90_group_row<GROUPED>(p, tile);
@@ -217,7 +271,7 @@ __device__ __forceinline__ void sm90_copy_boxes(const TensorMap& a, const Tensor
             }
         }
         __syncwarp();
-    }
+    });
     if (threadIdx.x % 32 == 0)
         for (u32 i = 0; i < C::STAGES; i++) {
             barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
@@ -226,14 +280,12 @@ __device__ __forceinline__ void sm90_copy_boxes(const TensorMap& a, const Tensor
 }
 
 // Operands, and scales of k-blocks likewise, by requests.
-template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, bool of_scales) {
+template <class C, u32 GROUPED, class R>
+__device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, bool of_scales, const R& ready) {
     constexpr bool OF_K = GROUPED == GROUPS_OF_K, EDGE_A = GROUPED != GROUPS_OF_ROWS, EDGE_B = C::END != END_CODES && C::PARTS == 1;
     const u32 blocks = (p.k + 127) / 128, rank = C::CLUSTER > 1 ? cluster_rank() : 0;
-    Sm90Walk<C, GROUPED> walk(p);
     Sm90Ring<C> ring = {0, 1};
-    Sm90Tile tile;
-    while (walk.next(tile)) {
+    sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
         if (threadIdx.x % 32 == 0) {
             const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
             // Of A, which all groups of k share, as they do B.
@@ -298,7 +350,7 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
             }
         }
         __syncwarp();
-    }
+    });
     if (threadIdx.x % 32 == 0 && !of_scales)
         for (u32 i = 0; i < C::STAGES; i++) {
             barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::CUtensorMap;
 
-use super::sm90_call::{Sm90Call, Sm90End};
+use super::sm90_call::{Sm90Call, Sm90End, Sm90Scales, k_blocks};
 use super::sm90_config::{Kind, Sm90Config, Sm90Tile};
 use super::sm90_groups::{Sm90Along, Sm90Groups};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
@@ -14,13 +14,17 @@ use crate::gpu::device::stream::Queue;
 /// What a map is made of: the matrix, its address and length.
 type MapKey = (MatrixMap, u64, usize);
 
-/// The tensor maps of A and B of the last launch, of D where it is stored in boxes, and of A and B with the boxes of a last tile that is cut, to be used again as long as they stay where they are.
+/// How many maps a launch has.
+const MAPS: usize = 6;
+
+/// The tensor maps of A and B of the last launch, of D where it is stored in boxes, of A and B with the boxes of a last tile that is cut, and of A's scales where those of four k-blocks are copied at once, to be used again as
+/// long as they stay where they are.
 #[derive(Default)]
-pub(crate) struct Sm90Maps([Option<(MapKey, CUtensorMap)>; 5]);
+pub(crate) struct Sm90Maps([Option<(MapKey, CUtensorMap)>; MAPS]);
 
 impl Sm90Maps {
     /// Those of a call on this stream.
-    pub(super) fn on(&mut self, stream: &Queue, call: &Sm90Call<'_>, tile: Sm90Tile) -> Result<[CUtensorMap; 5]> {
+    pub(super) fn on(&mut self, stream: &Queue, call: &Sm90Call<'_>, tile: Sm90Tile) -> Result<[CUtensorMap; MAPS]> {
         self.of(call, tile, |name, matrix, span| {
             tracing::trace!(operand = name, ?matrix, "a tensor map is encoded");
             stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
@@ -34,7 +38,7 @@ impl Sm90Maps {
         call: &Sm90Call<'_>,
         tile: Sm90Tile,
         mut encode: impl FnMut(&str, &MatrixMap, &Span<'_>) -> Result<CUtensorMap>,
-    ) -> Result<[CUtensorMap; 5]> {
+    ) -> Result<[CUtensorMap; MAPS]> {
         let ([a, b], [a_edge, b_edge]) = (call.maps(tile), call.edge_maps(tile));
         let operands = [
             ("A", Some(a), call.a.codes),
@@ -42,8 +46,9 @@ impl Sm90Maps {
             ("D", call.map_d(tile), call.d),
             ("the edge of A", a_edge, call.a.codes),
             ("the edge of B", b_edge, call.b.codes),
+            ("the scales of A", call.map_of_scales(tile), call.a.scales),
         ];
-        let mut maps = [CUtensorMap { opaque: [0; 16] }; 5];
+        let mut maps = [CUtensorMap { opaque: [0; 16] }; MAPS];
         for ((kept, map), (name, matrix, span)) in self.0.iter_mut().zip(&mut maps).zip(operands) {
             let Some(matrix) = matrix else { continue };
             let key = (matrix, span.address, span.bytes);
@@ -112,6 +117,21 @@ impl Sm90Call<'_> {
         [cut(a, self.m, !of_rows), cut(b, self.n, matches!(self.end, Sm90End::Numbers))]
     }
 
+    /// Boxes of A's scales, where its kernel copies those of four k-blocks at once: of the rows that a block of a cluster brings.
+    fn map_of_scales(&self, tile: Sm90Tile) -> Option<MatrixMap> {
+        let pitch = self.m.next_multiple_of(4);
+        let blocks = self.layout == Sm90Scales::Blocks && tile.has_slots(self.parts(), self.kind().is_plain());
+        blocks.then(|| MatrixMap {
+            element: MapElement::F32,
+            rows: k_blocks(self.k),
+            cols: pitch,
+            row_stride: pitch,
+            box_rows: 4,
+            box_cols: tile.rows / tile.sharers,
+            swizzle: Swizzle::None,
+        })
+    }
+
     /// D's boxes, where its kernel stores them: of 16-bit numbers.
     pub(super) fn map_d(&self, tile: Sm90Tile) -> Option<MatrixMap> {
         let element = match self.d_type {
@@ -137,7 +157,7 @@ impl Sm90Call<'_> {
 /// A BF16 product of 1x128 and 128x128 scales, which are not in its maps.
 #[cfg(test)]
 pub(crate) fn call_of<'a>([a, b, d]: [&'a Span<'a>; 3], [m, n, k]: [usize; 3]) -> Sm90Call<'a> {
-    use super::sm90_call::{Sm90Operand, Sm90Scales};
+    use super::sm90_call::Sm90Operand;
     Sm90Call {
         config: Sm90Config::Tile128x128,
         stand_in: None,
@@ -180,7 +200,8 @@ mod tests {
         let [a, b] = call.maps(call.config.tile());
         let [of_a, of_b] = [call.a.codes.address + a.rows as u64, call.b.codes.address + b.rows as u64];
         let [a_edge, b_edge] = call.edge_maps(call.config.tile());
-        assert_eq!(made, [of_a, of_b, d, a_edge.map_or(0, |_| of_a), b_edge.map_or(0, |_| of_b)]);
+        let scales = call.map_of_scales(call.config.tile()).map_or(0, |map| call.a.scales.address + map.rows as u64);
+        assert_eq!(made, [of_a, of_b, d, a_edge.map_or(0, |_| of_a), b_edge.map_or(0, |_| of_b), scales]);
         encoded
     }
 
@@ -203,6 +224,30 @@ mod tests {
         assert_eq!(boxes(Sm90Call { end: Sm90End::Swiglu(None), ..call([200, 328, 512]) }), [Some(72), None]);
     }
 
+    /// Of the rows that a block brings, and four k-blocks, of all there are; where the kernel copies them otherwise, none.
+    #[test]
+    fn scales_of_four_k_blocks_have_a_map_where_they_are_copied_by_it() {
+        let span = Span::unguarded(0x1000, 1 << 20);
+        let of = |call: Sm90Call<'_>| {
+            let map = call.map_of_scales(call.config.tile())?;
+            map.check("A", 0x1000, 1 << 20).unwrap();
+            assert_eq!(
+                (map.cols, map.element, map.swizzle, map.box_rows),
+                (map.row_stride, MapElement::F32, Swizzle::None, 4)
+            );
+            Some([map.rows, map.cols, map.box_cols])
+        };
+        let call = |config| Sm90Call { config, ..call_of([&span; 3], [201, 384, 1040]) };
+        assert_eq!(of(call(Sm90Config::Tile128x128)), Some([9, 204, 128]));
+        assert_eq!(of(call(Sm90Config::Tile64x64Two)), Some([9, 204, 64]));
+        // Each block of a pair brings half of its tile's rows; with another end it copies each k-block's.
+        assert_eq!(of(call(Sm90Config::Tile256x128)), Some([9, 204, 128]));
+        assert_eq!(of(Sm90Call { d_type: DType::F32, ..call(Sm90Config::Tile256x128) }), None);
+        assert_eq!(of(Sm90Call { d_type: DType::F32, ..call(Sm90Config::Tile128x128) }), Some([9, 204, 128]));
+        assert_eq!(of(call(Sm90Config::Tile128x160)), None);
+        assert_eq!(of(Sm90Call { layout: Sm90Scales::Vectors, ..call(Sm90Config::Tile128x128) }), None);
+    }
+
     #[test]
     fn only_what_moved_or_changed_is_encoded() {
         let [m, n, k] = MNK;
@@ -210,7 +255,7 @@ mod tests {
             .map(|(address, bytes)| Span::unguarded(address, bytes));
         let (mut maps, call) = (Sm90Maps::default(), call_of([&a, &b, &d], MNK));
         assert!(maps.is_empty());
-        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D"]);
+        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D", "the scales of A"]);
         assert!(!maps.is_empty());
         assert!(encoded(&mut maps, &call).is_empty());
         let moved = Span::unguarded(0x30_0000, m * n * 2);
@@ -218,14 +263,17 @@ mod tests {
         assert_eq!(encoded(&mut maps, &call), ["D"], "back again");
         // Memory that was given back, and holds another matrix now.
         let fewer = [128, n, k];
-        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], fewer)), ["A", "D"]);
-        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [128, n, 256])), ["A", "B"]);
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], fewer)), ["A", "D", "the scales of A"]);
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [128, n, 256])), ["A", "B", "the scales of A"]);
         // Tiles that are cut.
-        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [200, n, k])), ["A", "B", "D", "the edge of A"]);
+        assert_eq!(
+            encoded(&mut maps, &call_of([&a, &b, &d], [200, n, k])),
+            ["A", "B", "D", "the edge of A", "the scales of A"]
+        );
         assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [200, 320, k])), ["B", "D", "the edge of B"]);
-        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D"], "whole again");
+        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D", "the scales of A"], "whole again");
         // FP32 is not stored in boxes.
         let call = Sm90Call { d_type: DType::F32, ..call_of([&a, &b, &d], fewer) };
-        assert_eq!(encoded(&mut maps, &call), ["A"]);
+        assert_eq!(encoded(&mut maps, &call), ["A", "the scales of A"]);
     }
 }

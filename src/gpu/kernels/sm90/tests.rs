@@ -57,7 +57,7 @@ fn the_table_is_that_of_the_kernels() {
         assert_eq!((config.kernel(E4M3_PAIR, Kind::Plain), config.tile()), (name, tile), "{config}");
         // The body of its loop over k, where a kernel with a plain end has no other loop.
         let alone = tile.boxes && tile.cols == 128;
-        assert!(SOURCES[7].contains("((ROWS) == 256 ? 8 : (UNROLL))"));
+        assert!(SOURCES[7].contains("((ROWS) == 256 || (COLS) == 160 ? 8 : (UNROLL))"));
         let unrolled = if tile.rows == 256 { "8" } else { row[8] };
         assert_eq!(config.least_plain_blocks().to_string(), if alone { unrolled } else { "1" }, "{config}");
         // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
@@ -65,6 +65,23 @@ fn the_table_is_that_of_the_kernels() {
         assert_eq!((tile.split, row.len()), (config.k_parts(), if tile.split > 1 { 13 } else { 12 }), "{config}");
         assert_eq!(serde_json::to_string(&config).unwrap(), format!("\"{config}\""));
     }
+}
+
+/// What decides it is written twice; a launch without the map that its kernel copies by would fail.
+#[test]
+fn scales_come_by_fours_where_the_kernels_say_so() {
+    let rule = "FOURS = SCALES == SCALES_BLOCK && SPLIT == 1 && (ROWS <= 128 || END == END_PLAIN) && (RESIDENT > 1 || (ROWS * COLS >= 128 * 128 && COLS % 64 == 0));";
+    assert!(SOURCES[0].contains(rule));
+    use Sm90Config::{Tile64x64Two, Tile64x128, Tile128x128, Tile128x192, Tile256x128};
+    let all = |plain| Sm90Config::ALL.into_iter().filter(move |config| config.tile().has_slots(1, plain));
+    assert!(all(true).eq([Tile256x128, Tile128x128, Tile128x192, Tile64x64Two]));
+    assert!(all(false).eq([Tile128x128, Tile128x192, Tile64x64Two]));
+    let codes =
+        Sm90Config::ALL.into_iter().filter(|config| config.codes_tile().is_some_and(|it| it.has_slots(1, false)));
+    assert!(codes.eq([Tile128x128]));
+    let swiglu =
+        Sm90Config::ALL.into_iter().filter(|config| config.swiglu_tile().is_some_and(|it| it.has_slots(2, false)));
+    assert!(swiglu.eq([Tile128x128, Tile64x128]));
 }
 
 /// Those of kernels that cast D: of codes the same tiles as of numbers.
