@@ -68,14 +68,16 @@ BEHIND = re.compile(r"gemm_small_m_\w+_wgmma ")
 def overtaken(lines):
     """Products for Hopper in which an arrival at a barrier that math warps tell does not wait for loads from shared memory that were issued before it: those whose scoreboard nobody has
     waited for since. Loads behind the last wait for a barrier may be of the next stage, and on their way where the arrival goes to an address that follows from loads before that wait. Of two vectors
-    of scales, or 128x128 scales of A and 1x128 scales of B, single loads (scales of A) behind the last wait are of the next stage wherever the arrival goes; pairs are scales of B. Of each instruction's second word the upper bits are
-    the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
-    found, arrivals, function, text = set(), {}, None, None
+    of scales, or 128x128 scales of A and 1x128 scales of B, single loads (scales of A) behind the last wait are of the next stage wherever the arrival goes; pairs are scales of B. Where scales have slots of their own, no load is from a
+    stage, and arrivals of slots go to addresses that follow from loads (give_back_slot); each such kernel has some. Of each instruction's second word the upper bits are the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
+    found, arrivals, of_slots, function, text = set(), {}, {}, None, None
     for line in lines:
         if name := FUNCTION.match(line):
             # Of a scoreboard, of loads whose scoreboard is the next one's, and of registers: after how many waits for a barrier the loads were issued. Of loads also their names.
             function, waits_seen, waited_for, loose, of_registers = name[1], 0, {}, [], {}
             two_vectors = re.search("_vector_|_block_a_", function)
+            if SLOTS.match(function):
+                of_slots[function] = 0
         elif first := re.match(r"\s*/\*[0-9a-f]{4,5}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
             text = first[1]
         elif text and (second := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/", line)):
@@ -87,6 +89,11 @@ def overtaken(lines):
             follows_from = min((of_registers[register] for register in registers[not name.startswith("SYNCS") :] if register in of_registers), default=None)
             if name.startswith("SYNCS.ARRIVE") and "A1T0" in name:
                 arrivals[function] = arrivals.get(function, 0) + 1
+                if function in of_slots:
+                    of_slots[function] += follows_from is not None
+                    if follows_from is None:
+                        text = None
+                        continue
                 loads = loose + sum(waited_for.values(), [])
                 on_their_way = [issued for issued, load in loads if not two_vectors or load.startswith("LDS.64") or issued < waits_seen]
                 of_next = follows_from is not None and follows_from < waits_seen and all(issued == waits_seen for issued in on_their_way)
@@ -106,12 +113,14 @@ def overtaken(lines):
                 elif not text.startswith("@"):
                     of_registers.pop(registers[0], None)
             text = None
-    return found, arrivals
+    return found | {function for function, count in of_slots.items() if count == 0}, arrivals
 
 
 FUNCTION = re.compile(r"\s+Function : (\S+)")
 # Products for Hopper (kernels/gemm/sm90_*.cu), and kernels of CONTROL.
 RING = re.compile(r"(gemm_(fp8|e5m2_e4m3|e4m3_e5m2)|control)_(block|plain|vector|outer|codes|swiglu)_")
+# Those whose scales have slots of their own: FOURS in sm90_config.cuh.
+SLOTS = re.compile(r"gemm_(fp8|e5m2_e4m3|e4m3_e5m2)_((block|plain)_(128x128|128x192|64x64_two)|plain_256x128|codes_128x128|swiglu_(128|64)x128)(_grouped)?$|control_plain_slot")
 MACHINE = re.compile(r"arch = sm_(\d+)|\s*code for sm_(\d+)")
 NARROW = re.compile(r"\bV?HMNMX2?\b")
 ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b")
@@ -188,7 +197,8 @@ extern "C" __global__ void gemm_small_m_block_8_two(float *x) {
         asm volatile(load : registers : "r"(from) : "memory");                                                            \\
         between                                                                                                           \\
         if (condition) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(place) : "memory");                   \\
-        x[threadIdx.x] = v.x + v.y;                                                                                       \\
+        x[threadIdx.x] = v.x;                                                                                             \\
+        x[threadIdx.x + 32] = v.y;                                                                                        \\
     }
 #define ARRIVES_PAIR(name, condition) ARRIVES(name, float2, "ld.shared.v2.f32 {%0, %1}, [%2];", "=f"(v.x) COMMA "=f"(v.y), , condition, at)
 #define ARRIVES_ONE(name, between, place) ARRIVES(name, float1, "ld.shared.f32 %0, [%1];", "=f"(v.x), between, threadIdx.x == 0, place)
@@ -208,6 +218,12 @@ ARRIVES_ONE(control_block_overtaken, , at)
 ARRIVES_ONE(control_block_waits, , at + (__float_as_uint(v.x) & zero))
 ARRIVES_ONE(control_block_next_overtaken, NEXT, at)
 ARRIVES_ONE(control_block_next_waits, NEXT, at + (__float_as_uint(v.x) & zero))
+// Of slots: of a stage at once, then where it loaded from, which another load is from, too, or not.
+#define OF_STAGE if (threadIdx.x == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+#define ANOTHER ASKS asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v.y) : "r"(from ^ 4) : "memory"); ASKS OF_STAGE
+ARRIVES_ONE(control_plain_slot_overtaken, ANOTHER, at + (__float_as_uint(v.x) & zero))
+ARRIVES_ONE(control_plain_slot_waits, ANOTHER, at + ((__float_as_uint(v.x) | __float_as_uint(v.y)) & zero))
+ARRIVES_ONE(control_plain_slot_untold, OF_STAGE, at)
 #endif
 """
 # Those of them that touch memory before they wait; the two of maxima never wait.
@@ -261,7 +277,7 @@ with tempfile.TemporaryDirectory() as folder, concurrent.futures.ProcessPoolExec
     found = {source: pool.submit(faults, image) for source, image in sorted(images.items(), key=lambda of: -of[1].stat().st_size)}
     for gpu, job in controls.items():
         functions, narrow, early, hasty, arrivals = job.result()
-        if gpu.startswith("sm_90") and (hasty != {f"control_{name}_overtaken" for name in ("vector", "vector_one", "block", "block_next")} or len(arrivals) != 9):
+        if gpu.startswith("sm_90") and (hasty != {f"control_{name}_overtaken" for name in ("vector", "vector_one", "block", "block_next", "plain_slot")} | {"control_plain_slot_untold"} or len(arrivals) != 12):
             print(f"{gpu}: arrivals that overtake loads were found in {sorted(hasty)} of {sorted(arrivals)}: this check sees nothing there")
             failed = True
         of_two = {name.split()[0] for name in narrow}
