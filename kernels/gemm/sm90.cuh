@@ -7,8 +7,8 @@
 //
 // A stage has two barriers. `full` has the producer's arrival, which also announces the bytes of its copies, one of each operand that the tile has, and those of a second warp, which copies the scales. `empty` has one
 // arrival of every math warp, of both blocks where a pair shares an operand: there each producer copies what there is of one half of it into both blocks,
-// and waits for both. With the first stage of a tile the producer says which it is. Before a block ends its
-// producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
+// and waits for both. Where scales have a ring of their own (FOURS), a slot of it has two such barriers, too, and a stage none of its arrivals. With the first stage of a tile the producer says which it is. Before a block ends its
+// producers wait until all stages and slots are empty: then no copy is on its way to the other block and no arrival to this one.
 #pragma once
 #include "gemm/groups.cuh"
 #include "gemm/pipeline.cuh"
