@@ -418,7 +418,10 @@ class WrongUse(unittest.TestCase):
             code, out, error = self.run_with("--help", path=folder, script="quantizers-in-turns.py")
             self.assertEqual((code, error), (0, ""))
             self.refused("python3 quantizers-in-turns.py cast-copies.cubin STATE[:COLUMNS]...", "cast-copies.cubin", path=folder, script="quantizers-in-turns.py")
-            for script in ("casts-in-turns.py", "quantizers-in-turns.py"):
+            code, out, error = self.run_with("--help", path=folder, script="sm90-in-turns.py")
+            self.assertEqual((code, error), (0, ""))
+            self.refused("python3 sm90-in-turns.py PROBLEMS STATE...", "512x4096x7168:128x128", path=folder, script="sm90-in-turns.py")
+            for script in ("casts-in-turns.py", "quantizers-in-turns.py", "sm90-in-turns.py"):
                 code, _, error = self.run_with("cast-copies.cubin", "state", path=folder, script=script)
                 self.assertEqual((code, error), (1, "needs PyTorch and an NVIDIA GPU with its driver: no such torch\n"))
 

@@ -1,9 +1,10 @@
-"""Kernels of images in turns, for casts-in-turns.py and quantizers-in-turns.py: what they are launched with, their operands, and how they are timed. Whoever imports this says its use first, by its docstring, where it is not
+"""Kernels of images in turns, for casts-in-turns.py, quantizers-in-turns.py and sm90-in-turns.py: what they are launched with, their operands, and how they are timed. Whoever imports this says its use first, by its docstring, where it is not
 used as that says: PyTorch and the driver are not everywhere."""
 
 import ctypes
 import os
 import statistics
+import struct
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ except (ImportError, OSError) as error:
 
 GRAPHS, ROUNDS = 5, 7
 LAUNCH_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+LAUNCH_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 L2 = 60 << 20
 PROFILE = "PROFILE" in os.environ
 
@@ -61,11 +63,13 @@ def most_threads(kernel):
     return number.value
 
 
-def launch(kernel, grid, threads, arguments):
-    attribute = Attribute(id=LAUNCH_OVERLAP)
-    attribute.value[0] = 1
-    config = Config(grid=grid, block=(threads, 1, 1), stream=torch.cuda.current_stream().cuda_stream,
-                    attributes=ctypes.pointer(attribute), number=1)
+def launch(kernel, grid, threads, arguments, shared=0, cluster=1):
+    """As src/gpu/kernels/launch.rs does: with the attribute of clusters where there are some alone, as with it blocks are placed otherwise."""
+    attributes = (Attribute * 2)(Attribute(id=LAUNCH_OVERLAP), Attribute(id=LAUNCH_CLUSTER))
+    attributes[0].value[0] = 1
+    struct.pack_into("<3I", attributes[1].value, 0, cluster, 1, 1)
+    config = Config(grid=grid, block=(threads, 1, 1), shared=shared, stream=torch.cuda.current_stream().cuda_stream,
+                    attributes=attributes, number=1 + (cluster > 1))
     buffers = [ctypes.create_string_buffer(argument, len(argument)) for argument in arguments]
     pointers = (ctypes.c_void_p * len(buffers))(*[ctypes.cast(buffer, ctypes.c_void_p) for buffer in buffers])
     check(driver.cuLaunchKernelEx(ctypes.byref(config), kernel, pointers, None), "launch")
