@@ -153,6 +153,10 @@ fn tiles_outnumber_blocks() {
         ([2150, 2312, 656], Case { gap: 4, ..Case::new(DType::F32) }),
         ([2150, 2312, 1024], bf16),
         ([2200, 2312, 1168], bf16),
+        // Four k-blocks behind the eight of a loop's body, and one or three more.
+        ([2200, 2312, 1536], bf16),
+        ([2150, 2312, 1552], bf16),
+        ([2150, 2312, 1920], Case { gap: 8, ..Case::new(DType::F16) }),
     ] {
         let pairs = usize::div_ceil(m, 256) * usize::div_ceil(n, 256);
         assert!(pairs > handle.device().sm_count as usize / 2, "{pairs} pairs of the largest tiles");

@@ -51,6 +51,14 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 
 // ---- copies ----
 
+// One lane of a warp, all of whose lanes come here together. Requests to the copy engine are made of uniform registers: of a lane that is chosen so the compiler knows that it is one, of any other it does not, and moves
+// everything there in a loop over the lanes. For the same reason what is asked for is computed by all lanes, before.
+__device__ __forceinline__ bool elected() {
+    u32 chosen;
+    asm volatile("{.reg .pred one; elect.sync _|one, 0xFFFFFFFF; selp.u32 %0, 1, 0, one;}" : "=r"(chosen));
+    return chosen != 0;
+}
+
 // A box of a matrix to shared memory; `x` along its rows, `y` its first row. What lies outside of the matrix becomes zero, and counts.
 __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, u32 x, u32 y, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"

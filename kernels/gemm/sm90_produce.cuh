@@ -135,6 +135,14 @@ template <u32 LENGTH> struct Sm90RingOf {
 template <class C> using Sm90Ring = Sm90RingOf<C::STAGES>;
 template <class C> using Sm90Slots = Sm90RingOf<C::SLOTS>;
 
+// Waits until all of a ring is empty, whose next place is `at`.
+template <u32 LENGTH> __device__ __forceinline__ void sm90_drain(Sm90RingOf<LENGTH> at, u32 empty) {
+    for (u32 i = 0; i < LENGTH; i++) {
+        barrier_wait(empty + 8 * at.stage, at.parity);
+        at.advance();
+    }
+}
+
 // The part of k of a tile that the block takes, in blocks of 128.
 struct Sm90Range {
     u32 first, end;
@@ -159,13 +167,13 @@ template <u32 GROUPED> __device__ __forceinline__ u32 sm90_group_row(const Sm90P
 template <class C, u32 GROUPED, class R, class F> __device__ __forceinline__ void sm90_each_tile(const Sm90Problem& p, const R& ready, const F& f) {
     Sm90Walk<C, GROUPED> walk(p);
     Sm90Tile tile;
-    bool waits = sm90_early<C, GROUPED>();
-    while (walk.next(tile)) {
-        if (waits) ready();
-        waits = false;
-        f(tile);
+    if constexpr (sm90_early<C, GROUPED>()) {
+        bool more = walk.next(tile);
+        ready();
+        for (; more; more = walk.next(tile)) f(tile);
+    } else {
+        while (walk.next(tile)) f(tile);
     }
-    if (waits) ready();
 }
 
 // The stages are filled by two warps, one for operands and one for scales, in one of three ways. A request costs the copy engine some 65 cycles however small it is, and operands stand behind it: two of them
@@ -179,30 +187,25 @@ template <class C, u32 GROUPED, class R> __device__ __forceinline__ void sm90_co
     if (threadIdx.x % 32 == 0) prefetch_map(scales);
     Sm90Slots<C> slots = {0, 1};
     sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
-        if (threadIdx.x % 32 == 0) {
-            const u32 blocks = (p.k + 127) / 128, last_tile = (p.n + 127) / 128 - 1, row = tile.row + rank * C::A_BOX;
-            const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
-            // Of the second matrix, or of the next tile.
-            const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b;
-            for (u32 block = 0; block < blocks; block += 4) {
-                const u32 full = shared + C::SLOT_FULL + 8 * slots.stage;
-                const u32 to_a = shared + C::SCALES_A + slots.stage * C::SCALES_A_BYTES + rank * C::A_BOX * 16, to_b = shared + C::SCALES_B + slots.stage * C::SCALES_B_BYTES;
-                barrier_wait(shared + C::SLOT_EMPTY + 8 * slots.stage, slots.parity);
+        const u32 blocks = (p.k + 127) / 128, last_tile = (p.n + 127) / 128 - 1, row = tile.row + rank * C::A_BOX;
+        const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+        // Of the second matrix, or of the next tile.
+        const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b;
+        for (u32 block = 0; block < blocks; block += 4) {
+            const u32 full = shared + C::SLOT_FULL + 8 * slots.stage;
+            const u32 to_a = shared + C::SCALES_A + slots.stage * C::SCALES_A_BYTES + rank * C::A_BOX * 16, to_b = shared + C::SCALES_B + slots.stage * C::SCALES_B_BYTES;
+            barrier_wait(shared + C::SLOT_EMPTY + 8 * slots.stage, slots.parity);
+            if (elected()) {
                 barrier_expect(full, C::SCALES_A_BYTES + C::SCALES_B_BYTES);
                 if (C::SHARE == SHARE_A) copy_box_to(to_a, scales, row, block, full, 3);
                 else copy_box(to_a, scales, row, block, full);
                 copy_bytes(to_b, scales_b + block, 16, full);
                 if (C::SCALE_PARTS > 1) copy_bytes(to_b + 16, scales_b + next + block, 16, full);
-                slots.advance();
             }
-        }
-        __syncwarp();
-    });
-    if (threadIdx.x % 32 == 0)
-        for (u32 i = 0; i < C::SLOTS; i++) {
-            barrier_wait(shared + C::SLOT_EMPTY + 8 * slots.stage, slots.parity);
             slots.advance();
         }
+    });
+    sm90_drain(slots, shared + C::SLOT_EMPTY);
 }
 
 // The same of a k-block at a time, in its stage: each lane copies for itself, 16 bytes at a time.
@@ -240,120 +243,107 @@ template <class C, u32 GROUPED, class R> __device__ __forceinline__ void sm90_co
 // What a copy finds outside of its matrix it fills with zeros at 16 bytes a cycle, a quarter of the rate of what it reads: a tile that was half outside took 1.4 times as long as a whole one
 // (observed: H100, 2026-11). So where a tile ends outside, boxes of `a_edge` and `b_edge` end with the matrix; what a stage has behind them is of an earlier tile or kernel, and its products are no
 // part of D. Of groups of rows those of A end where the next group begins. Codes have one scale for all columns of a tile: there zeros are what is needed.
+template <class C, u32 GROUPED> struct Sm90Boxes {
+    static constexpr bool EDGE_A = GROUPED != GROUPS_OF_ROWS, EDGE_B = C::END != END_CODES && C::PARTS == 1;
+    const Sm90Problem& p;
+    const Sm90Tile& tile;
+    const TensorMap &a, &b, &second;
+    u32 shared, rank, row, box_row, rows, box_rows, cols, b_row;
+
+    __device__ __forceinline__ static u32 inside(u32 from, u32 end, u32 most) { return from < end ? min(end - from, most) : 0; }
+
+    __device__ __forceinline__ Sm90Boxes(const TensorMap& whole_a, const TensorMap& whole_b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, const Sm90Tile& tile, u32 shared)
+        : p(p), tile(tile), a(box_rows_of(p, tile) < C::A_BOX ? a_edge : whole_a), b(cols_of(p, tile) < C::COLS ? b_edge : whole_b), second(whole_b), shared(shared) {
+        rank = rank_of();
+        row = sm90_row_of_a<GROUPED>(p, tile);
+        box_row = row + rank * C::A_BOX;
+        rows = EDGE_A ? inside(row, p.m, C::ROWS) : C::ROWS;
+        box_rows = box_rows_of(p, tile);
+        cols = cols_of(p, tile);
+        b_row = sm90_group_row<GROUPED>(p, tile) + tile.col;
+    }
+
+    __device__ __forceinline__ static u32 rank_of() { return C::SHARE == SHARE_A ? cluster_rank() : 0; }
+    __device__ __forceinline__ static u32 box_rows_of(const Sm90Problem& p, const Sm90Tile& tile) {
+        return EDGE_A ? inside(sm90_row_of_a<GROUPED>(p, tile) + rank_of() * C::A_BOX, p.m, C::A_BOX) : C::A_BOX;
+    }
+    __device__ __forceinline__ static u32 cols_of(const Sm90Problem& p, const Sm90Tile& tile) { return EDGE_B ? inside(tile.col, p.n, C::COLS) : C::COLS; }
+
+    // Asks for a k-block's, and tells the math warps of the tile where it is the first. By one lane.
+    __device__ __forceinline__ void ask(u32 stage, u32 block, u32 first) const {
+        const u32 full = shared + C::FULL + 8 * stage, to_a = shared + stage * C::A_BYTES, to_b = shared + C::B + stage * C::B_BYTES;
+        if (block == first) shared_store(shared + C::WORK + 16 * stage, {tile.row, tile.col, (u32)tile.rows, GROUPED == GROUPS_OF_K ? tile.blocks : tile.group});
+        barrier_expect(full, 128 * (rows + cols));
+        if (C::SHARE != SHARE_A) copy_box(to_a, a, 128 * block, row, full);
+        else if (box_rows > 0) copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, box_row, full, 3);
+        // Of a pair's second tile that lies outside, nothing.
+        if (!EDGE_B || cols > 0) copy_box(to_b, b, 128 * block, b_row, full);
+        if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, second, 128 * block, b_row + p.n, full);
+    }
+};
+
+// Operands.
 template <class C, u32 GROUPED, class R>
 __device__ __forceinline__ void sm90_copy_boxes(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, const R& ready) {
-    constexpr bool EDGE_A = GROUPED != GROUPS_OF_ROWS, EDGE_B = C::END != END_CODES && C::PARTS == 1;
-    const u32 rank = C::SHARE == SHARE_A ? cluster_rank() : 0;
     Sm90Ring<C> ring = {0, 1};
     sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
-        if (threadIdx.x % 32 == 0) {
-            const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
-            const u32 row = sm90_row_of_a<GROUPED>(p, tile), group_row = sm90_group_row<GROUPED>(p, tile);
-            const auto inside = [](u32 from, u32 end, u32 most) { return from < end ? min(end - from, most) : 0; };
-            const u32 box_row = row + (C::SHARE == SHARE_A ? rank * C::A_BOX : 0);
-            const u32 rows = EDGE_A ? inside(row, p.m, C::ROWS) : C::ROWS, box_rows = EDGE_A ? inside(box_row, p.m, C::A_BOX) : C::A_BOX;
-            const u32 cols = EDGE_B ? inside(tile.col, p.n, C::COLS) : C::COLS;
-            const TensorMap& from_a = box_rows < C::A_BOX ? a_edge : a;
-            const TensorMap& from_b = cols < C::COLS ? b_edge : b;
-            for (u32 block = first; block < end; block++) {
-                const u32 full = shared + C::FULL + 8 * ring.stage;
-                const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
-                barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                if (block == first)
-                    shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, GROUPED == GROUPS_OF_K ? tile.blocks : tile.group});
-                barrier_expect(full, 128 * (rows + cols));
-                if (C::SHARE != SHARE_A) copy_box(to_a, from_a, 128 * block, row, full);
-                else if (box_rows > 0) copy_box_to(to_a + rank * (C::A_BYTES / 2), from_a, 128 * block, box_row, full, 3);
-                // Of a pair's second tile that lies outside, nothing.
-                if (!EDGE_B || cols > 0) copy_box(to_b, from_b, 128 * block, group_row + tile.col, full);
-                if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
-                ring.advance();
-            }
-        }
-        __syncwarp();
-    });
-    if (threadIdx.x % 32 == 0)
-        for (u32 i = 0; i < C::STAGES; i++) {
+        const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
+        const Sm90Boxes<C, GROUPED> boxes(a, b, a_edge, b_edge, p, tile, shared);
+        for (u32 block = first; block < end; block++) {
             barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
+            if (elected()) boxes.ask(ring.stage, block, first);
             ring.advance();
         }
+    });
+    sm90_drain(ring, shared + C::EMPTY);
 }
 
 // Operands, and scales of k-blocks likewise, by requests.
 template <class C, u32 GROUPED, class R>
 __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, bool of_scales, const R& ready) {
-    constexpr bool OF_K = GROUPED == GROUPS_OF_K, EDGE_A = GROUPED != GROUPS_OF_ROWS, EDGE_B = C::END != END_CODES && C::PARTS == 1;
-    const u32 blocks = (p.k + 127) / 128, rank = C::CLUSTER > 1 ? cluster_rank() : 0;
+    constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
+    static_assert(!TILED_A || GROUPED == GROUPS_NONE, "rows of a group may begin inside a tile of 128x128 scales");
     Sm90Ring<C> ring = {0, 1};
     sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
-        if (threadIdx.x % 32 == 0) {
-            const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
-            // Of A, which all groups of k share, as they do B.
-            const u32 row = OF_K ? tile.row - tile.group * p.m : tile.row;
-            const u32 first = OF_K ? tile.first_block : C::SPLIT > 1 ? rank * blocks / C::SPLIT : 0;
-            const u32 end = OF_K ? first + tile.blocks : C::SPLIT > 1 ? (rank + 1) * blocks / C::SPLIT : blocks;
-            // Of a tile without rows, whichever: its sums are not stored.
-            constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
-            static_assert(!TILED_A || GROUPED == GROUPS_NONE, "rows of a group may begin inside a tile of 128x128 scales");
-            const u32 scale_row = TILED_A ? row / 128 : SCALED ? min(row, p.pitch_a - 4) : 0;
-            const u32 scale_bytes = TILED_A ? 16 * C::TILES_A * C::TWICE_A : SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
-            // Scales of all groups' rows of B lie side by side, as those rows do.
-            const u32 scale_col = VECTOR ? min(group_row + tile.col, p.pitch_b - 4) : 0;
-            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
-            const float* scales_a = TILED_A ? p.scales_a + (u64)scale_row * p.pitch_a : p.scales_a + scale_row;
-            const float* scales_b = VECTOR ? p.scales_b + scale_col
-                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
-            const auto inside = [](u32 from, u32 end, u32 most) { return from < end ? min(end - from, most) : 0; };
-            const u32 box_row = row + (C::SHARE == SHARE_A ? rank * C::A_BOX : 0);
-            const u32 rows = EDGE_A ? inside(row, p.m, C::ROWS) : C::ROWS, box_rows = EDGE_A ? inside(box_row, p.m, C::A_BOX) : C::A_BOX;
-            const u32 cols = EDGE_B ? inside(tile.col, p.n, C::COLS) : C::COLS;
-            const TensorMap& from_a = box_rows < C::A_BOX ? a_edge : a;
-            const TensorMap& from_b = cols < C::COLS ? b_edge : b;
-            for (u32 block = first; block < end; block++) {
-                const u32 full = shared + C::FULL + 8 * ring.stage;
-                const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
-                barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                if (of_scales) {
-                    barrier_expect(full, scale_bytes + scale_bytes_b);
-                    // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
-                    const u32 to_scales_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES;
-                    if (TILED_A) {
-                        const float* of_tiles = scales_a + block / 4 * 4;
-                        copy_bytes(to_scales_a, of_tiles, 16, full);
-                        if (C::TWICE_A > 1) copy_bytes(to_scales_a + 16, of_tiles, 16, full);
-                        if (C::TILES_A > 1) {
-                            // Of a tile without rows in D, those of the one above.
-                            const float* below = of_tiles + (scale_row < (p.m - 1) / 128 ? p.pitch_a : 0);
-                            for (u32 i = 0; i < C::TWICE_A; i++) copy_bytes(to_scales_a + 16 * (C::TWICE_A + i), below, 16, full);
-                        }
-                    } else {
-                        copy_bytes(to_scales_a, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
-                    }
-                    const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
-                    const u32 to_scales = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
-                    copy_bytes(to_scales, of_block, VECTOR ? scale_bytes_b : 16, full);
-                    // Of the second matrix, or of the next tile.
-                    const u32 next = C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0;
-                    if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_scales + 16, of_block + (u64)next * p.pitch_b, 16, full);
-                    ring.advance();
-                    continue;
-                }
-                if (block == first)
-                    shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, OF_K ? tile.blocks : tile.group});
-                barrier_expect(full, 128 * (rows + cols));
-                if (C::SHARE != SHARE_A) copy_box(to_a, from_a, 128 * block, row, full);
-                else if (box_rows > 0) copy_box_to(to_a + rank * (C::A_BYTES / 2), from_a, 128 * block, box_row, full, 3);
-                // Of a pair's second tile that lies outside, nothing.
-                if (!EDGE_B || cols > 0) copy_box(to_b, from_b, 128 * block, group_row + tile.col, full);
-                if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
-                ring.advance();
+        const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
+        const Sm90Boxes<C, GROUPED> boxes(a, b, a_edge, b_edge, p, tile, shared);
+        const u32 last_tile = (p.n + 127) / 128 - 1, row = boxes.row, group_row = sm90_group_row<GROUPED>(p, tile);
+        // Of a tile without rows, whichever: its sums are not stored.
+        const u32 scale_row = TILED_A ? row / 128 : SCALED ? min(row, p.pitch_a - 4) : 0;
+        const u32 scale_bytes = TILED_A ? 16 * C::TILES_A * C::TWICE_A : SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
+        // Scales of all groups' rows of B lie side by side, as those rows do.
+        const u32 scale_col = VECTOR ? min(group_row + tile.col, p.pitch_b - 4) : 0;
+        const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
+        const float* scales_a = TILED_A ? p.scales_a + (u64)scale_row * p.pitch_a : p.scales_a + scale_row;
+        const float* scales_b = VECTOR ? p.scales_b + scale_col
+            : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+        // Of 128x128 scales of A, those below: of a tile without rows in D, those of the one above. Of B, of the second matrix, or of the next tile.
+        const u32 below = scale_row < (p.m - 1) / 128 ? p.pitch_a : 0;
+        const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b;
+        const auto ask_scales = [&](u32 block) {
+            const u32 full = shared + C::FULL + 8 * ring.stage;
+            const u32 to_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, to_b = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
+            barrier_expect(full, scale_bytes + scale_bytes_b);
+            if (TILED_A) {
+                // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
+                const float* of_tiles = scales_a + block / 4 * 4;
+#pragma unroll
+                for (u32 i = 0; i < C::TILES_A * C::TWICE_A; i++) copy_bytes(to_a + 16 * i, of_tiles + (i < C::TWICE_A ? 0 : below), 16, full);
+            } else {
+                copy_bytes(to_a, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
             }
-        }
-        __syncwarp();
-    });
-    if (threadIdx.x % 32 == 0 && !of_scales)
-        for (u32 i = 0; i < C::STAGES; i++) {
+            const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
+            copy_bytes(to_b, of_block, VECTOR ? scale_bytes_b : 16, full);
+            if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_b + 16, of_block + next, 16, full);
+        };
+        for (u32 block = first; block < end; block++) {
             barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
+            if (elected()) {
+                if (of_scales) ask_scales(block);
+                else boxes.ask(ring.stage, block, first);
+            }
             ring.advance();
         }
+    });
+    if (!of_scales) sm90_drain(ring, shared + C::EMPTY);
 }

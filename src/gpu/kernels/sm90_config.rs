@@ -431,12 +431,12 @@ impl Kind {
         Self::OuterSwigluGrouped,
     ];
 
-    /// Whether D is not the sums.
     /// Of 1x128 and 128x128 scales, with a plain end.
     pub(super) fn is_plain(self) -> bool {
         matches!(self, Self::Plain | Self::PlainGrouped)
     }
 
+    /// Whether D is not the sums.
     pub(super) fn casts(self) -> bool {
         self.file() == "gemm/sm90_cast"
     }

@@ -183,6 +183,7 @@ pub(crate) fn call_of<'a>([a, b, d]: [&'a Span<'a>; 3], [m, n, k]: [usize; 3]) -
 
 #[cfg(test)]
 mod tests {
+    use super::super::sm90_call::Sm90Operand;
     use super::super::sm90_groups::Sm90Rows;
     use super::*;
 
@@ -222,6 +223,31 @@ mod tests {
         assert_eq!(boxes(Sm90Call { groups: groups(Sm90Along::Rows), ..call([200, 328, 512]) }), [None, Some(72)]);
         assert_eq!(boxes(Sm90Call { groups: groups(Sm90Along::K), ..call([200, 328, 512]) }), [Some(72), Some(72)]);
         assert_eq!(boxes(Sm90Call { end: Sm90End::Swiglu(None), ..call([200, 328, 512]) }), [Some(72), None]);
+    }
+
+    /// The scales' map is of their memory, and encoded anew where they alone have moved.
+    #[test]
+    fn scales_are_where_they_are() {
+        let [m, n, k] = MNK;
+        let [a, b, d] = [(0x1000, m * k), (0x10_0000, n * k), (0x20_0000, m * n * 2)]
+            .map(|(address, bytes)| Span::unguarded(address, bytes));
+        let scales = [0x40_0000, 0x50_0000].map(|address| Span::unguarded(address, m * 4 * k_blocks(k)));
+        let mut maps = Sm90Maps::default();
+        let mut encoded = |scales: &Span<'_>| {
+            let call = call_of([&a, &b, &d], MNK);
+            let call = Sm90Call { a: Sm90Operand { codes: &a, scales }, ..call };
+            let mut encoded = Vec::new();
+            let made = maps.of(&call, call.config.tile(), |name, matrix, span| {
+                matrix.check(name, span.address, span.bytes).unwrap();
+                encoded.push((name.to_string(), span.address));
+                Ok(CUtensorMap { opaque: [span.address; 16] })
+            });
+            assert_eq!(made.unwrap()[5].opaque[0], scales.address);
+            encoded
+        };
+        assert_eq!(encoded(&scales[0]).last(), Some(&("the scales of A".to_string(), scales[0].address)));
+        assert!(encoded(&scales[0]).is_empty());
+        assert_eq!(encoded(&scales[1]), [("the scales of A".to_string(), scales[1].address)]);
     }
 
     /// Of the rows that a block brings, and four k-blocks, of all there are; where the kernel copies them otherwise, none.
