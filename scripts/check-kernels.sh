@@ -78,7 +78,7 @@ def overtaken(lines):
             two_vectors = re.search("_vector_|_block_a_", function)
             if kind := next((kind for kind, count in SLOTS if kind.match(function)), None):
                 of_slots[function] = 0
-        elif first := re.match(r"\s*/\*[0-9a-f]{4,5}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
+        elif first := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
             text = first[1]
         elif text and (second := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/", line)):
             control = int(second[1], 16) >> 41
@@ -142,8 +142,11 @@ def before_wait(lines):
                 continue
             if ACCESS.search(text):
                 found.add(function)
-            if name.startswith(("BRA", "CALL")) and (target := re.search(r"0x([0-9a-f]+)\s*$", text)):
-                next_ones.append(int(target[1], 16))
+            if name.startswith(("BRA", "CALL", "BRX", "JMP", "JMX")):
+                if target := re.search(r" 0x([0-9a-f]+)\s*$", text):
+                    next_ones.append(int(target[1], 16))
+                else:
+                    found.add(f"{function} by a jump to a place that is not read")
                 # A branch that some lanes may not take says so by a register or predicate of its own, too.
                 always = always and name in ("BRA", "CALL.REL.NOINC") and len(text.split()) == 2 and not name.startswith("CALL")
             if not (always and name.startswith(("BRA", "EXIT", "RET"))):
@@ -153,7 +156,7 @@ def before_wait(lines):
         if name := FUNCTION.match(line):
             follow()
             code, function = {}, name[1]
-        elif first := re.match(r"\s*/\*([0-9a-f]{4,5})\*/\s+(.*?)\s*;\s*/\* 0x[0-9a-f]{16} \*/", line):
+        elif first := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s*/\* 0x[0-9a-f]{16} \*/", line):
             code[int(first[1], 16)] = first[2]
     follow()
     return found
@@ -173,7 +176,7 @@ SLOTS = [(re.compile(kind), count) for kind, count in (
 )]
 MACHINE = re.compile(r"arch = sm_(\d+)|\s*code for sm_(\d+)")
 NARROW = re.compile(r"\bV?HMNMX2?\b")
-ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b")
+ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|LD|ST|ATOM|RED|UBLKCP|UBLKRED|UBLKPF|UTMALDG|UTMASTG|UTMAREDG|UTMAPF)\b")
 
 
 def faults(image):
@@ -243,6 +246,23 @@ extern "C" __global__ void control_block_one_path(volatile float *x) {
         x[threadIdx.x] = 1;
     }
 }
+// The same, by the copy engine.
+#define ONE_PATH(name, asks)                                                                                              \\
+    extern "C" __global__ void name(volatile float *x, const __grid_constant__ TensorMap map) {                           \\
+        __shared__ __align__(128) unsigned long long room[32];                                                            \\
+        const unsigned at = (unsigned)__cvta_generic_to_shared(room);                                                     \\
+        if (threadIdx.x >= 32) {                                                                                          \\
+            if (threadIdx.x == 32) asks                                                                                   \\
+            asm volatile("griddepcontrol.wait;" ::: "memory");                                                            \\
+        } else {                                                                                                          \\
+            asm volatile("griddepcontrol.wait;" ::: "memory");                                                            \\
+            x[threadIdx.x] = 1;                                                                                           \\
+        }                                                                                                                 \\
+    }
+struct alignas(64) TensorMap { unsigned long long opaque[16]; };
+ONE_PATH(control_block_one_path_bulk, asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 16, [%2];" ::"r"(at), "l"(x), "r"(at + 128) : "memory");)
+ONE_PATH(control_block_one_path_box, asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2}], [%3];" ::"r"(at), "l"(&map), "r"(0), "r"(at + 128) : "memory");)
+ONE_PATH(control_block_one_path_store, asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %1}], [%2];" ::"l"(&map), "r"(0), "r"(at) : "memory");)
 // Arrives at once, and when what it loaded was there: as its condition has it, or where it arrives.
 #define ARRIVES(name, type, load, registers, between, condition, place)                                                   \\
     extern "C" __global__ void name(float *x, unsigned zero) {                                                            \\
@@ -347,7 +367,7 @@ with tempfile.TemporaryDirectory() as folder, concurrent.futures.ProcessPoolExec
         if of_two != {"largest_bf16", "largest_f16"}:
             print(f"{gpu}: the maximum of packed 16-bit floats was found in {sorted(of_two)} of largest_bf16 and largest_f16: this check sees nothing there")
             failed = True
-        hurried = EARLY | ({"control_block_one_path"} if gpu.startswith("sm_90") else set())
+        hurried = EARLY | ({"control_block_one_path" + asks for asks in ("", "_bulk", "_box", "_store")} if gpu.startswith("sm_90") else set())
         if int(re.search(r"\d+", gpu)[0]) >= 90 and {name.split()[0] for name in early} != hurried:
             print(f"{gpu}: what touches memory before it waits was not found: {sorted(early)}, for {sorted(hurried)}")
             failed = True

@@ -106,7 +106,7 @@ impl Sm90Call<'_> {
         [map(self.m, tile.rows / tile.sharers), map(self.matrices()[0] * self.parts() * self.n, tile.cols)]
     }
 
-    /// Likewise with the boxes of a last tile that is cut, where the kernel asks for them: `EDGE_A`, `EDGE_B` in `sm90_produce` of `kernels/gemm/sm90_produce.cuh`.
+    /// Likewise with the boxes of a last tile that is cut, where the kernel asks for them: `EDGE_A`, `EDGE_B` of `Sm90Boxes` in `kernels/gemm/sm90_produce.cuh`.
     fn edge_maps(&self, tile: Sm90Tile) -> [Option<MatrixMap>; 2] {
         let [a, b] = self.maps(tile);
         let of_rows = matches!(self.groups, Some(Sm90Groups { along: Sm90Along::Rows, .. }));
