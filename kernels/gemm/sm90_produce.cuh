@@ -163,6 +163,17 @@ template <u32 GROUPED> __device__ __forceinline__ u32 sm90_group_row(const Sm90P
     return GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
 }
 
+// Where 128x128 scales of B's tile begin, and how much further those of the second matrix or, of a tile of D in two tiles of scales, of the next; beyond the last, of that one.
+struct Sm90ScalesOfB {
+    const float* first;
+    u64 next;
+};
+template <class C, u32 GROUPED> __device__ __forceinline__ Sm90ScalesOfB sm90_scales_of_b(const Sm90Problem& p, const Sm90Tile& tile) {
+    const u32 last_tile = (p.n + 127) / 128 - 1;
+    return {p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b,
+            (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b};
+}
+
 // The tiles of a block, one after the other: f of each. Where the first is known early, all of the block is `ready`, and the kernel before has ended, behind that; else before. All lanes of a warp together.
 template <class C, u32 GROUPED, class R, class F> __device__ __forceinline__ void sm90_each_tile(const Sm90Problem& p, const R& ready, const F& f) {
     Sm90Walk<C, GROUPED> walk(p);
@@ -187,10 +198,8 @@ template <class C, u32 GROUPED, class R> __device__ __forceinline__ void sm90_co
     if (threadIdx.x % 32 == 0) prefetch_map(scales);
     Sm90Slots<C> slots = {0, 1};
     sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
-        const u32 blocks = (p.k + 127) / 128, last_tile = (p.n + 127) / 128 - 1, row = tile.row + rank * C::A_BOX;
-        const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
-        // Of the second matrix, or of the next tile.
-        const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b;
+        const u32 blocks = (p.k + 127) / 128, row = tile.row + rank * C::A_BOX;
+        const auto [scales_b, next] = sm90_scales_of_b<C, GROUPED>(p, tile);
         for (u32 block = 0; block < blocks; block += 4) {
             const u32 full = shared + C::SLOT_FULL + 8 * slots.stage;
             const u32 to_a = shared + C::SCALES_A + slots.stage * C::SCALES_A_BYTES + rank * C::A_BOX * 16, to_b = shared + C::SCALES_B + slots.stage * C::SCALES_B_BYTES;
@@ -216,14 +225,12 @@ template <class C, u32 GROUPED, class R> __device__ __forceinline__ void sm90_co
     sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
         if (lane < C::SCALE_LANES) {
             const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
-            const u32 last_tile = (p.n + 127) / 128 - 1, row = sm90_row_of_a<GROUPED>(p, tile);
             // Of a tile without rows, whichever: its sums are not stored.
-            const u32 scale_row = min(row, p.pitch_a - 4);
+            const u32 scale_row = min(sm90_row_of_a<GROUPED>(p, tile), p.pitch_a - 4);
             const float* scales_a = p.scales_a + scale_row;
-            const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
-            // Pieces of 16 bytes: four rows of A, and four k-blocks of a tile of B; of the second matrix, or of the next tile, behind those of the first.
+            const auto [scales_b, next] = sm90_scales_of_b<C, GROUPED>(p, tile);
+            // Pieces of 16 bytes: four rows of A, and four k-blocks of a tile of B.
             const u32 pieces_a = min(C::ROWS, p.pitch_a - scale_row) / 4;
-            const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b;
             for (u32 block = first; block < end; block++) {
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, to_b = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
@@ -307,7 +314,7 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
     sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
         const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
         const Sm90Boxes<C, GROUPED> boxes(a, b, a_edge, b_edge, p, tile, shared);
-        const u32 last_tile = (p.n + 127) / 128 - 1, row = boxes.row, group_row = sm90_group_row<GROUPED>(p, tile);
+        const u32 row = boxes.row, group_row = sm90_group_row<GROUPED>(p, tile);
         // Of a tile without rows, whichever: its sums are not stored.
         const u32 scale_row = TILED_A ? row / 128 : SCALED ? min(row, p.pitch_a - 4) : 0;
         const u32 scale_bytes = TILED_A ? 16 * C::TILES_A * C::TWICE_A : SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
@@ -315,11 +322,10 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         const u32 scale_col = VECTOR ? min(group_row + tile.col, p.pitch_b - 4) : 0;
         const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
         const float* scales_a = TILED_A ? p.scales_a + (u64)scale_row * p.pitch_a : p.scales_a + scale_row;
-        const float* scales_b = VECTOR ? p.scales_b + scale_col
-            : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
-        // Of 128x128 scales of A, those below: of a tile without rows in D, those of the one above. Of B, of the second matrix, or of the next tile.
+        const Sm90ScalesOfB of_tile = sm90_scales_of_b<C, GROUPED>(p, tile);
+        const float* scales_b = VECTOR ? p.scales_b + scale_col : of_tile.first;
+        // Of 128x128 scales of A, those below: of a tile without rows in D, those of the one above.
         const u32 below = scale_row < (p.m - 1) / 128 ? p.pitch_a : 0;
-        const u64 next = (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b;
         const auto ask_scales = [&](u32 block) {
             const u32 full = shared + C::FULL + 8 * ring.stage;
             const u32 to_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, to_b = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
@@ -334,7 +340,7 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
             }
             const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
             copy_bytes(to_b, of_block, VECTOR ? scale_bytes_b : 16, full);
-            if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_b + 16, of_block + next, 16, full);
+            if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_b + 16, of_block + of_tile.next, 16, full);
         };
         for (u32 block = first; block < end; block++) {
             barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
