@@ -123,42 +123,40 @@ def overtaken(lines):
     return found | {function for function, count in of_slots.items() if count != next(all for kind, all in SLOTS if kind.match(function))}, arrivals
 
 
-def before_wait(lines):
-    """Functions in which a path leads from the beginning to an access of memory past no wait. Products for Hopper have a wait for each kind of warp, so that the first one in the listing is not before all that comes behind it."""
-    found, code, function = set(), {}, None
-
-    def follow():
-        places = list(code)
-        behind, seen, next_ones = dict(zip(places, places[1:])), set(), places[:1]
-        while next_ones:
-            at = next_ones.pop()
-            if at is None or at in seen:
-                continue
-            seen.add(at)
-            text = code[at]
-            name = next(word for word in text.split() if not word.startswith("@"))
-            always = not text.startswith("@")
-            if name == "ACQBULK" and always:
-                continue
-            if ACCESS.search(text):
-                found.add(function)
-            if name.startswith(("BRA", "CALL", "BRX", "JMP", "JMX")):
-                if target := re.search(r" 0x([0-9a-f]+)\s*$", text):
-                    next_ones.append(int(target[1], 16))
-                else:
-                    found.add(f"{function} by a jump to a place that is not read")
-                # A branch that some lanes may not take says so by a register or predicate of its own, too.
-                always = always and name in ("BRA", "CALL.REL.NOINC") and len(text.split()) == 2 and not name.startswith("CALL")
-            if not (always and name.startswith(("BRA", "EXIT", "RET"))):
-                next_ones.append(behind.get(at))
-
+def before_wait(lines, allowed):
+    """What of a function's accesses of memory a path leads to from its beginning past no wait: in a kernel that has a wait for each kind of warp, or on each of two branches, the first in the
+    listing is not before all that comes behind it. `allowed`: kinds of access that may be there."""
+    waits = next((i for i, line in enumerate(lines) if WAIT.search(line)), len(lines))
+    if not any(JUMP.search(line) or ACCESS.search(line) for line in lines[:waits]):
+        # Nothing was touched, and nothing leads around the first wait: so it is in most.
+        return set()
+    code = {}
     for line in lines:
-        if name := FUNCTION.match(line):
-            follow()
-            code, function = {}, name[1]
-        elif first := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s*/\* 0x[0-9a-f]{16} \*/", line):
+        if first := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s*/\* 0x[0-9a-f]{16} \*/", line):
             code[int(first[1], 16)] = first[2]
-    follow()
+    places = list(code)
+    behind, seen, next_ones, found = dict(zip(places, places[1:])), set(), places[:1], set()
+    while next_ones:
+        at = next_ones.pop()
+        if at is None or at in seen:
+            continue
+        seen.add(at)
+        text = code[at]
+        name = next(word for word in text.split() if not word.startswith("@"))
+        always = not text.startswith("@")
+        if name == "ACQBULK" and always:
+            continue
+        if (access := ACCESS.search(text)) and access[1] not in allowed:
+            found.add(access[1])
+        if name.startswith(("BRA", "CALL", "BRX", "JMP", "JMX")):
+            if target := re.search(r" 0x([0-9a-f]+)\s*$", text):
+                next_ones.append(int(target[1], 16))
+            else:
+                found.add("a jump to a place that is not read")
+            # A branch that some lanes may not take says so by a register or predicate of its own, too.
+            always = always and name in ("BRA", "CALL.REL.NOINC") and len(text.split()) == 2 and not name.startswith("CALL")
+        if not (always and name.startswith(("BRA", "EXIT", "RET"))):
+            next_ones.append(behind.get(at))
     return found
 
 
@@ -179,9 +177,21 @@ NARROW = re.compile(r"\bV?HMNMX2?\b")
 ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|LD|ST|ATOM|RED|UBLKCP|UBLKRED|UBLKPF|UTMALDG|UTMASTG|UTMAREDG|UTMAPF)\b")
 
 
+WAIT = re.compile(r"\*/\s+ACQBULK")
+JUMP = re.compile(r"\b(BRA|CALL|BRX|JMP|JMX)\b")
+
+
 def faults(image):
     """Functions of machine code by GPU, those of them with a maximum of two 16-bit floats, and those that touch memory before they wait; and what is overtaken."""
-    gpu, function, functions, narrow, early, waited, ring, rings = None, None, {}, set(), set(), False, False, []
+    gpu, function, functions, narrow, early, ring, rings, lines = None, None, {}, set(), {}, False, [], []
+
+    def ends():
+        if lines:
+            allowed = ("LDG", "LDGSTS") if LINK.match(function) else ("LDGSTS",) if BEHIND.match(function) else ()
+            if touched := before_wait(lines, allowed):
+                early[function] = sorted(touched)
+        lines.clear()
+
     disassembler = subprocess.Popen(["cuobjdump", "-sass", image], stdout=subprocess.PIPE, text=True)
     # Millions of lines: an expression is asked of those alone that have the word.
     for line in disassembler.stdout:
@@ -189,21 +199,19 @@ def faults(image):
         if "sm_" in line and (found := MACHINE.match(line)):
             gpu = int(found[1] or found[2])
         elif "Function : " in line and (found := FUNCTION.match(line)):
+            ends()
             function = f"{found[1]} for sm_{gpu}"
             functions.setdefault(gpu, []).append(found[1])
-            waited, ring = gpu < 90, RING.match(found[1])
+            ring = RING.match(found[1])
         elif "HMNMX" in line and NARROW.search(line):
             narrow.add(function)
-        elif "ACQBULK" in line:
-            waited = True
-        elif not waited and not ring and (access := ACCESS.search(line)):
-            if not (LINK.match(function) and access[1] in ("LDG", "LDGSTS") or BEHIND.match(function) and access[1] == "LDGSTS"):
-                early.add(function)
+        if function and gpu >= 90:
+            lines.append(line)
         if ring:
             rings.append(line)
+    ends()
     if disassembler.wait() != 0:
         raise subprocess.CalledProcessError(disassembler.returncode, disassembler.args)
-    early |= {f"{function} for sm_90" for function in before_wait(rings)}
     return functions, narrow, early, *overtaken(rings)
 
 
@@ -236,7 +244,7 @@ extern "C" __global__ void gemm_small_m_block_8_two(float *x) {
 }
 #endif
 #if __CUDA_ARCH__ == 900
-// Of one kind of warp waits before it touches memory, of the other behind that.
+// One kind of warp waits before it touches memory, the other behind that.
 extern "C" __global__ void control_block_one_path(volatile float *x) {
     if (threadIdx.x >= 32) {
         x[threadIdx.x] = x[0];
@@ -400,7 +408,7 @@ for source in sources:
         print(f"{source}: {name} has a maximum of packed 16-bit floats")
         failed = True
     for name in sorted(early):
-        print(f"{source}: {name} touches memory before it waits for the kernel before it: not by ld.global.nc, __ldg or const __restrict__")
+        print(f"{source}: {name} touches memory before it waits for the kernel before it ({', '.join(early[name])}): not by ld.global.nc, __ldg or const __restrict__")
         failed = True
 if failed:
     # What nvcc said, which the build only warns of: NVRTC would take over at run time.
