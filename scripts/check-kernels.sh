@@ -68,17 +68,15 @@ BEHIND = re.compile(r"gemm_small_m_\w+_wgmma ")
 def overtaken(lines):
     """Products for Hopper in which an arrival at a barrier that math warps tell does not wait for loads from shared memory that were issued before it: those whose scoreboard nobody has
     waited for since. Loads behind the last wait for a barrier may be of the next stage, and on their way where the arrival goes to an address that follows from loads before that wait. Of two vectors
-    of scales, or 128x128 scales of A and 1x128 scales of B, single loads (scales of A) behind the last wait are of the next stage wherever the arrival goes; pairs are scales of B. Where scales have slots of their own, no load is from a
-    stage, arrivals of slots go to addresses that follow from loads (give_back_slot), none of which may be on its way, and there are as many as SLOTS says. Of each instruction's second word the upper bits are the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
-    found, arrivals, of_slots, function, text = set(), {}, {}, None, None
+    of scales, or 128x128 scales of A and 1x128 scales of B, single loads (scales of A) behind the last wait are of the next stage wherever the arrival goes; pairs are scales of B. Of each instruction's second word the upper bits are
+    the scoreboard that it sets (7: none, the next load's tells, as loads return in order) and those that it waits for."""
+    found, arrivals, function, text = set(), {}, None, None
     for line in lines:
         if name := FUNCTION.match(line):
             # Of a scoreboard, of loads whose scoreboard is the next one's, and of registers: after how many waits for a barrier the loads were issued. Of loads also their names.
             function, waits_seen, waited_for, loose, of_registers = name[1], 0, {}, [], {}
             two_vectors = re.search("_vector_|_block_a_", function)
-            if kind := next((kind for kind, count in SLOTS if kind.match(function)), None):
-                of_slots[function] = 0
-        elif first := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
+        elif first := re.match(r"\s*/\*[0-9a-f]{4,5}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
             text = first[1]
         elif text and (second := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/", line)):
             control = int(second[1], 16) >> 41
@@ -86,25 +84,13 @@ def overtaken(lines):
             waited_for = {board: asked for board, asked in waited_for.items() if not waits >> board & 1}
             name = next(word for word in text.split() if not word.startswith("@"))
             registers = re.findall(r"\bU?R\d+", text)
-            if function in of_slots and registers and not name.startswith(("SYNCS", "ST")):
-                # Whatever is written, as far as it may be: what follows from loads there is told below.
-                letters, first = re.match(r"(U?R)(\d+)", registers[0]).groups()
-                wide = 4 if ".128" in name or name.startswith("QGMMA") else 2 if ".64" in name or "WIDE" in name else 1
-                for register in (f"{letters}{number}" for number in range(int(first), int(first) + wide)):
-                    if register not in registers[1:]:
-                        of_registers.pop(register, None)
             follows_from = min((of_registers[register] for register in registers[not name.startswith("SYNCS") :] if register in of_registers), default=None)
             if name.startswith("SYNCS.ARRIVE") and "A1T0" in name:
                 arrivals[function] = arrivals.get(function, 0) + 1
-                if function in of_slots:
-                    of_slots[function] += follows_from is not None
-                    if follows_from is None:
-                        text = None
-                        continue
                 loads = loose + sum(waited_for.values(), [])
                 on_their_way = [issued for issued, load in loads if not two_vectors or load.startswith("LDS.64") or issued < waits_seen]
                 of_next = follows_from is not None and follows_from < waits_seen and all(issued == waits_seen for issued in on_their_way)
-                if on_their_way and (function in of_slots or not of_next):
+                if on_their_way and not of_next:
                     found.add(function)
             elif "PHASECHK" in name:
                 waits_seen += 1
@@ -120,7 +106,7 @@ def overtaken(lines):
                 elif not text.startswith("@"):
                     of_registers.pop(registers[0], None)
             text = None
-    return found | {function for function, count in of_slots.items() if count != next(all for kind, all in SLOTS if kind.match(function))}, arrivals
+    return found, arrivals
 
 
 def before_wait(lines, allowed):
@@ -163,20 +149,9 @@ def before_wait(lines, allowed):
 FUNCTION = re.compile(r"\s+Function : (\S+)")
 # Products for Hopper (kernels/gemm/sm90_*.cu), and kernels of CONTROL.
 RING = re.compile(r"(gemm_(fp8|e5m2_e4m3|e4m3_e5m2)|control)_(block|plain|vector|outer|codes|swiglu)_")
-# Those whose scales have slots of their own (FOURS in sm90_config.cuh), and how many arrivals of slots: for each four k-blocks of a body of the loop, and one of the body of one, in each copy of it.
-SLOTS = [(re.compile(kind), count) for kind, count in (
-    (r"gemm_fp8_plain_(256|128)x128(_grouped)?$", 6),
-    (r"gemm_(fp8|e5m2_e4m3|e4m3_e5m2)_block_128x128(_grouped)?$", 10),
-    (r"gemm_fp8_(block|plain)_128x192(_grouped)?$", 4),
-    (r"gemm_fp8_(codes|swiglu)_128x128(_grouped)?$", 4),
-    (r"gemm_(fp8|e5m2_e4m3|e4m3_e5m2)_((block|plain)_64x64_two|swiglu_64x128)(_grouped)?$", 2),
-    (r"control_plain_slot", 1),
-)]
 MACHINE = re.compile(r"arch = sm_(\d+)|\s*code for sm_(\d+)")
 NARROW = re.compile(r"\bV?HMNMX2?\b")
 ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|LD|ST|ATOM|RED|UBLKCP|UBLKRED|UBLKPF|UTMALDG|UTMASTG|UTMAREDG|UTMAPF)\b")
-
-
 WAIT = re.compile(r"\*/\s+ACQBULK")
 JUMP = re.compile(r"\b(BRA|CALL|BRX|JMP|JMX)\b")
 
@@ -307,14 +282,6 @@ ARRIVES_ONE(control_block_overtaken, , at)
 ARRIVES_ONE(control_block_waits, , at + (__float_as_uint(v.x) & zero))
 ARRIVES_ONE(control_block_next_overtaken, NEXT, at)
 ARRIVES_ONE(control_block_next_waits, NEXT, at + (__float_as_uint(v.x) & zero))
-// Of slots: of a stage at once, then where it loaded from, which another load is from, too, behind the last wait or before it, or not.
-#define OF_STAGE if (threadIdx.x == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
-#define ANOTHER ASKS asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v.y) : "r"(from ^ 4) : "memory"); ASKS OF_STAGE
-ARRIVES_ONE(control_plain_slot_overtaken, ANOTHER, at + (__float_as_uint(v.x) & zero))
-#define LATER ASKS asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v.y) : "r"(from ^ 4) : "memory"); OF_STAGE
-ARRIVES_ONE(control_plain_slot_later_overtaken, LATER, at + (__float_as_uint(v.x) & zero))
-ARRIVES_ONE(control_plain_slot_waits, ANOTHER, at + ((__float_as_uint(v.x) | __float_as_uint(v.y)) & zero))
-ARRIVES_ONE(control_plain_slot_untold, OF_STAGE, at)
 #endif
 """
 # Those of them that touch memory before they wait; the two of maxima never wait.
@@ -368,7 +335,7 @@ with tempfile.TemporaryDirectory() as folder, concurrent.futures.ProcessPoolExec
     found = {source: pool.submit(faults, image) for source, image in sorted(images.items(), key=lambda of: -of[1].stat().st_size)}
     for gpu, job in controls.items():
         functions, narrow, early, hasty, arrivals = job.result()
-        if gpu.startswith("sm_90") and (hasty != {f"control_{name}_overtaken" for name in ("vector", "vector_one", "block", "block_next", "plain_slot", "plain_slot_later")} | {"control_plain_slot_untold"} or len(arrivals) != 13):
+        if gpu.startswith("sm_90") and (hasty != {f"control_{name}_overtaken" for name in ("vector", "vector_one", "block", "block_next")} or len(arrivals) != 9):
             print(f"{gpu}: arrivals that overtake loads were found in {sorted(hasty)} of {sorted(arrivals)}: this check sees nothing there")
             failed = True
         of_two = {name.split()[0] for name in narrow}

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Times our products for Hopper with a plain end, compiled from several states of kernels/, in turns in one run; compares what they write, bit for bit.
+"""Times our products for Hopper to a plain BF16 D, compiled from several states of kernels/, in turns in one run; compares what they write, bit for bit.
 
 Each state is a folder with an image, as nvcc makes it in its kernels/ with the flags of build.rs:
 
     nvcc -std=c++17 --fmad=false --ftz=false --prec-div=true -I. -arch=sm_90a -cubin -o STATE/sm90_plain.cubin gemm/sm90_plain.cu
-    python3 sm90-in-turns.py PROBLEMS STATE... [--settled SECONDS] [--rounds R] [--deepgemm]
+    python3 sm90-in-turns.py PROBLEMS STATE... [--kernels plain|vector|outer_plain] [--settled SECONDS] [--rounds R] [--deepgemm]
 
-PROBLEMS: MxNxK:CONFIG+CONFIG..., separated by commas, as 512x4096x7168:128x128+128x160-k2; k is a multiple of 128. 1x128 x 128x128 to BF16, the configurations those of kernels/gemm/sm90_table.cuh of the folder above the script. Needs an H100 or
-H200 and PyTorch, --deepgemm DeepGEMM too. What the launch is given is as src/gpu/kernels/sm90.rs has it, with a map of A's scales where the kernel takes one: images of a state with other structs would read wrong memory.
+PROBLEMS: MxNxK:CONFIG+CONFIG..., separated by commas, as 512x4096x7168:128x128+128x160-k2; k is a multiple of 128. The configurations are those of kernels/gemm/sm90_table.cuh of the folder above the script. --kernels names the image and its
+kernels: sm90_plain (1x128 x 128x128), sm90_vector (1x128 x 1x128) or sm90_outer_plain (scales of rows). Needs an H100 or H200 and PyTorch, --deepgemm, beside `plain` alone, DeepGEMM too. What the launch is given is as src/gpu/kernels/sm90.rs has it: images of a state with other structs or maps would read wrong memory.
 
 Microseconds with pauses, the median of R rounds (5) of which every other one is backwards, and the share of the first state's time; with --settled also back to back after so many seconds, twice, with millijoules of a call, the mean
 power and the clock by NVML. The order of sums is the same in all configurations that do not divide k, and in those that divide it alike: a D that differs from the first of these is an error.
@@ -28,8 +28,8 @@ from beside_turns import Timing, calls_of, time_of
 
 L2, SMS = 60 << 20, 132
 ALL_OF_ONE, HALF = 232448, 115712  # bytes of dynamic shared memory: of a multiprocessor's one block, of each of two
-UINT8, FLOAT32, BFLOAT16 = 0, 7, 9
-PLAIN, SWIZZLED, L2_256 = 0, 3, 3
+UINT8, BFLOAT16 = 0, 9
+SWIZZLED, L2_256 = 3, 3
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 GRAPHS, TWICE = 8, 2
 
@@ -46,40 +46,44 @@ def configs():
     return found
 
 
-def tensor_map(tensor, element, size, rows, cols, box_rows, box_cols, swizzle):
+def tensor_map(tensor, element, size, rows, cols, box_rows, box_cols):
     """128 bytes."""
     raw = (ctypes.c_uint64 * 24)()
     at = ctypes.addressof(raw)
     at += -at % 64
     numbers = lambda kind, *values: (kind * len(values))(*values)
     check(driver.cuTensorMapEncodeTiled(ctypes.c_void_p(at), element, 2, ctypes.c_void_p(tensor.data_ptr()), numbers(ctypes.c_uint64, cols, rows), numbers(ctypes.c_uint64, cols * size),
-                                        numbers(ctypes.c_uint32, box_cols, box_rows), numbers(ctypes.c_uint32, 1, 1), 0, swizzle, L2_256, 0), "tensor map")
+                                        numbers(ctypes.c_uint32, box_cols, box_rows), numbers(ctypes.c_uint32, 1, 1), 0, SWIZZLED, L2_256, 0), "tensor map")
     return ctypes.string_at(at, 128)
-
-
-def parameters(kernel):
-    """How many the kernel has."""
-    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-    return next(i for i in range(64) if driver.cuFuncGetParamInfo(kernel, ctypes.c_size_t(i), ctypes.byref(offset), ctypes.byref(size)))
 
 
 class Operands:
     """Sets of A, B and D of one problem, which exceed the L2 cache three times."""
 
-    def __init__(self, m, n, k):
+    def __init__(self, kernels, m, n, k):
         self.m, self.n, self.k = m, n, k
         self.sets = max(2, 3 * L2 // (m * k + n * k + 2 * m * n) + 1)
-        self.a, self.b, self.d = ([make() for _ in range(self.sets)] for make in (self.tokens, self.weights, lambda: torch.zeros(m, n, device="cuda", dtype=torch.bfloat16)))
+        of_a = self.rows if kernels == "outer_plain" else self.groups
+        of_b = self.tiles if kernels == "plain" else of_a
+        self.a, self.b, self.d = ([make() for _ in range(self.sets)] for make in (lambda: of_a(m), lambda: of_b(n), lambda: torch.zeros(m, n, device="cuda", dtype=torch.bfloat16)))
 
-    def tokens(self):
-        x = torch.randn(self.m, self.k, device="cuda", dtype=torch.bfloat16)
-        groups = x.view(self.m, -1, 128).float()
+    def groups(self, rows):
+        """1x128, with scales as vec128."""
+        x = torch.randn(rows, self.k, device="cuda", dtype=torch.bfloat16)
+        groups = x.view(rows, -1, 128).float()
         scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
-        scales = torch.zeros(self.k // 128, up(self.m, 4) * 4, device="cuda")
-        scales[:, : self.m] = scale.squeeze(-1).t()
-        return (groups / scale).to(torch.float8_e4m3fn).view(self.m, self.k), scales
+        scales = torch.zeros(self.k // 128, up(rows, 4) * 4, device="cuda")
+        scales[:, :rows] = scale.squeeze(-1).t()
+        return (groups / scale).to(torch.float8_e4m3fn).view(rows, self.k), scales
 
-    def weights(self):
+    def rows(self, rows):
+        """A scale for each row, in a row."""
+        x = torch.randn(rows, self.k, device="cuda", dtype=torch.bfloat16).float()
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
+        return (x / scale).to(torch.float8_e4m3fn), scale.view(1, rows).contiguous()
+
+    def tiles(self, _):
+        """128x128, with scales as blk128."""
         codes, scales = weight(self.n, self.k)
         padded = torch.zeros(scales.shape[0], up(scales.shape[1], 4) * 4, device="cuda")
         padded[:, : scales.shape[1]] = scales
@@ -89,7 +93,7 @@ class Operands:
 class Product:
     """One kernel on the operands."""
 
-    def __init__(self, kernel, config, o):
+    def __init__(self, kernel, config, o, kernels):
         rows, cols, self.threads, sharers, boxes, residents, split = config
         self.kernel, self.cluster, self.shared = kernel, sharers * split, HALF if residents > 1 else ALL_OF_ONE
         check(driver.cuFuncSetAttribute(kernel, MAX_DYNAMIC_SHARED, self.shared), "shared memory")
@@ -98,16 +102,14 @@ class Product:
         m, n, k = o.m, o.n, o.k
         self.arguments = []
         for (a, scales_a), (b, scales_b), d in zip(o.a, o.b, o.d):
-            of_a = lambda box: tensor_map(a, UINT8, 1, m, k, box, 128, SWIZZLED)
-            of_b = lambda box: tensor_map(b, UINT8, 1, n, k, box, 128, SWIZZLED)
+            of_a = lambda box: tensor_map(a, UINT8, 1, m, k, box, 128)
+            of_b = lambda box: tensor_map(b, UINT8, 1, n, k, box, 128)
             edge_a, edge_b = m % (rows // sharers), n % cols
-            maps = [of_a(rows // sharers), of_b(cols), tensor_map(d, BFLOAT16, 2, m, n, rows // (self.threads // 128 - 1), 64, SWIZZLED) if boxes else bytes(128),
+            maps = [of_a(rows // sharers), of_b(cols), tensor_map(d, BFLOAT16, 2, m, n, rows // (self.threads // 128 - 1), 64) if boxes else bytes(128),
                     of_a(edge_a) if edge_a else bytes(128), of_b(edge_b) if edge_b else bytes(128)]
-            if parameters(kernel) > 6:
-                maps.append(tensor_map(scales_a, FLOAT32, 4, k // 128, scales_a.shape[1], 4, rows // sharers, PLAIN))
             raster = 8 if rows >= 256 else 16
             problem = struct.pack("<4I2Q2I4Q4I2f8I4Q6I", m, n, k, raster, scales_a.data_ptr(), scales_b.data_ptr(), scales_a.shape[1], scales_b.shape[1], d.data_ptr(), n, 0, 0, 0, 0, 0, up(n, 128), 1.0, 0.0,
-                                  1, 0, 0, 0, 0, 0, 0, n, 0, 0, 0, 0, *[0] * 6)
+                                  1, 0, 0, 0, 0, *[int(kernels == "outer_plain")] * 2, n, 0, 0, 0, 0, *[0] * 6)
             self.arguments.append([*maps, problem])
 
     def call(self, i):
@@ -158,15 +160,15 @@ def settled(call, calls, seconds, energy):
     return statistics.median(seen), joules * 1e3 / (len(seen) * GRAPHS * calls), joules / passed, energy.mhz()
 
 
-def products(o, states, names, table):
+def products(o, states, names, table, kernels):
     """{side: call} of all that there are, with equal D."""
     sides, right = {}, {}
     for name in names:
         for state, image in states.items():
-            kernel = function(image, f"gemm_fp8_plain_{name.replace('-', '_')}")
+            kernel = function(image, f"gemm_fp8_{kernels}_{name.replace('-', '_')}")
             if kernel is None:
                 continue
-            product, parts = Product(kernel, table[name], o), table[name][-1]
+            product, parts = Product(kernel, table[name], o, kernels), table[name][-1]
             o.d[0].fill_(7)
             product.call(0)
             torch.cuda.synchronize()
@@ -179,8 +181,8 @@ def products(o, states, names, table):
 
 def measure(problem, states, table, args, energy):
     (m, n, k), names = problem
-    o = Operands(m, n, k)
-    sides = products(o, states, names, table)
+    o = Operands(args.kernels, m, n, k)
+    sides = products(o, states, names, table, args.kernels)
     if args.deepgemm:
         peer = DeepGemm()
         peer.problem(m, n, k, o.sets)
@@ -213,10 +215,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("problems")
     parser.add_argument("states", nargs="+")
+    parser.add_argument("--kernels", choices=("plain", "vector", "outer_plain"), default="plain")
     parser.add_argument("--settled", type=float, default=0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--deepgemm", action="store_true")
     args = parser.parse_args()
+    if args.deepgemm and args.kernels != "plain":
+        parser.error(f"--deepgemm: beside `plain` alone, not {args.kernels}")
     table, problems = configs(), []
     for word in args.problems.split(","):
         found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*):(\S+)", word)
@@ -224,16 +229,17 @@ def main():
         if not found or int(found[3]) % 128 or int(found[2]) % 8 or any(name not in table for name in names):
             parser.error(f"{word!r} is not MxNxK:CONFIG+... with k a multiple of 128, n of 8, and configurations of {', '.join(table)}")
         # The body of the only loop over k of those that store boxes of 128 columns.
-        short = [name for name in names if int(found[3]) < 1024 and table[name][1] == 128 and table[name][4]]
+        short = [name for name in names if args.kernels != "vector" and int(found[3]) < 1024 and table[name][1] == 128 and table[name][4]]
         if short:
             parser.error(f"{word!r}: k of {' and '.join(short)} must be 1024 or more")
         problems.append((tuple(map(int, found.groups()[:3])), names))
+    torch.zeros(1, device="cuda")  # the context that images are loaded into
     states = {}
     for state in args.states:
-        states[state] = load(Path(state, "sm90_plain.cubin"))
+        states[state] = load(Path(state, f"sm90_{args.kernels}.cubin"))
         if states[state] is None:
-            parser.error(f"{state} holds no sm90_plain.cubin; compile it, as --help says")
-    print(f"{torch.cuda.get_device_name()}; microseconds with pauses, and of the time of {args.states[0]}\n")
+            parser.error(f"{state} holds no sm90_{args.kernels}.cubin; compile it, as --help says")
+    print(f"sm90_{args.kernels}: {torch.cuda.get_device_name()}; microseconds with pauses, and of the time of {args.states[0]}\n")
     print(f"| problem | configuration | {' | '.join(states)} |{' deepgemm |' if args.deepgemm else ''}\n|---|---|{'---|' * (len(states) + args.deepgemm)}")
     energy = Energy() if args.settled else None
     for problem in problems:

@@ -23,9 +23,3 @@ __device__ __forceinline__ void copy_8(u32 to, const void* from, bool wanted) {
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `PENDING` groups of this thread are on their way.
 template <u32 PENDING> __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-#if __CUDA_ARCH__ >= 900
-// An arrival at an mbarrier once all copies of this thread so far are there; one of those that the barrier counts.
-__device__ __forceinline__ void arrive_behind_copies(u32 barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-#endif

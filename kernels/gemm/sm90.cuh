@@ -7,8 +7,8 @@
 //
 // A stage has two barriers. `full` has the producer's arrival, which also announces the bytes of its copies, one of each operand that the tile has, and those of a second warp, which copies the scales. `empty` has one
 // arrival of every math warp, of both blocks where a pair shares an operand: there each producer copies what there is of one half of it into both blocks,
-// and waits for both. Where scales have a ring of their own (FOURS), a slot of it has two such barriers, too, and a stage none of its arrivals. With the first stage of a tile the producer says which it is. Before a block ends its
-// producers wait until all stages and slots are empty: then no copy is on its way to the other block and no arrival to this one.
+// and waits for both. With the first stage of a tile the producer says which it is. Before a block ends its
+// producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
 #pragma once
 #include "gemm/groups.cuh"
 #include "gemm/pipeline.cuh"
@@ -42,22 +42,18 @@ constexpr bool LOOKED_AT = false;
 template <class C> struct Sm90Math {
     u32 shared;
     u32 a, b;     // the warpgroup's operands in stage 0
-    u32 scale_a;  // the thread's first scale there, or in slot 0; of 128x128 those of its rows, for four k-blocks
+    u32 scale_a;  // the thread's first scale there; of 128x128 those of its rows, for four k-blocks
     u32 scale_b;  // likewise of B, where its rows have scales of their own
     u32 empty;    // the barriers of stages that were read, in the block that the lane tells
     u32 zero;     // see give_back
     Sm90Ring<C> ring;
-    Sm90Slots<C> slots;  // the next one, of scales of four k-blocks (FOURS)
-    u32 slot;            // the one that is read
     u32 edge;     // of a tile in two tiles of scales: its columns in the first, or more
 
-    __device__ __forceinline__ Sm90Math(const Sm90Problem& p, u32 shared, u32 down, u32 across) : shared(shared), zero(p.plain >> 1), ring({0, 0}), slots({0, 0}), slot(0), edge(0) {
+    __device__ __forceinline__ Sm90Math(const Sm90Problem& p, u32 shared, u32 down, u32 across) : shared(shared), zero(p.plain >> 1), ring({0, 0}), edge(0) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         a = wgmma_operand(shared + down * C::TALL * 128);
         b = wgmma_operand(shared + C::B + across * C::OUT_WIDE * 128);
         scale_a = shared + C::SCALES_A + (C::SCALES == SCALES_BLOCK_A ? down * C::TALL / 128 * C::TWICE_A * 16 : (down * C::TALL + warp * 16 + lane / 4) * 4);
-        // A box has four k-blocks one behind the other.
-        if (C::FOURS) scale_a += down * C::TALL / C::A_BOX * C::A_BOX * 12;
         scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
         empty = shared + C::EMPTY;
         if (C::SHARERS > 1) empty = at_rank(empty, lane % C::SHARERS);
@@ -72,14 +68,6 @@ template <class C> struct Sm90Math {
 
     // Where they have been used: ptxas leaves a product's accumulators where they are, so that what is added up from there is read, and multiplied, before the next product writes them.
     __device__ __forceinline__ void give_back_used(u32 stage) { arrive(empty + 8 * stage); }
-
-    // Waits for scales of the next four k-blocks, and goes to their slot. It is given back behind the last of them: what was loaded for those before has been used then.
-    __device__ __forceinline__ void next_slot() {
-        slot = slots.stage;
-        barrier_wait(shared + C::SLOT_FULL + 8 * slot, slots.parity);
-        slots.advance();
-    }
-    __device__ __forceinline__ void give_back_slot(u32 slot, u32 read) { arrive(empty + (C::SLOT_EMPTY - C::EMPTY) + 8 * slot + (read & zero)); }
 
     __device__ __forceinline__ void arrive(u32 at) {
         __syncwarp();  // an arrival tells of what its own lane has read
@@ -105,8 +93,8 @@ template <class C> struct Sm90Math {
         return col == 0 || (col < 128 && col < (EDGE ? EDGE : edge)) ? tiles[0] : tiles[C::SCALE_PARTS - 1];
     }
 
-    // `BLOCKS` k-blocks from `block` on, of those to `end`; `edge` is known to be EDGE, or that is 0. While the first product runs, `meanwhile`, which may still touch the sums.
-    template <u32 BLOCKS, u32 EDGE, class F> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, u32 end, const F& meanwhile) {
+    // `BLOCKS` k-blocks from `block` on; `edge` is known to be EDGE, or that is 0. While the first product runs, `meanwhile`, which may still touch the sums.
+    template <u32 BLOCKS, u32 EDGE, class F> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, const F& meanwhile) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
         constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
@@ -125,13 +113,11 @@ template <class C> struct Sm90Math {
                     barrier_wait(shared + C::FULL + 8 * stage, ring.parity);
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
-                    if (C::FOURS && quarter == 0) next_slot();
-                    const u32 at = C::FOURS ? slot : stage;
-                    scale = scale_a + at * C::SCALES_A_BYTES + (C::FOURS ? 4 * C::A_BOX : TILED_A ? 4 : 0) * quarter;
+                    scale = scale_a + stage * C::SCALES_A_BYTES + (TILED_A ? 4 * quarter : 0);
                     if (SCALED && !VECTOR)
 #pragma unroll
                         for (u32 part = 0; part < C::SCALE_PARTS; part++)
-                            tiles[part] = shared_float(shared + C::SCALES_B + at * C::SCALES_B_BYTES + 4 * quarter + 16 * part);
+                            tiles[part] = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter + 16 * part);
                     if (TOGETHER)
 #pragma unroll
                         for (u32 w = 0; w < C::WAVES; w++) {
@@ -174,14 +160,8 @@ template <class C> struct Sm90Math {
                 if (SCALED) read = __float_as_uint(low[done]) | __float_as_uint(high[done]);
                 if (C::CROSSED) read |= __float_as_uint(tiles[0]) | __float_as_uint(tiles[C::SCALE_PARTS - 1]);
                 if (!VECTOR && j % EACH == EACH - 1) {
-                    if (SCALED && !C::FOURS) give_back(stage, read);
+                    if (SCALED) give_back(stage, read);
                     else give_back_used(stage);
-                    const u32 its = j / EACH;
-                    if (C::FOURS && (BLOCKS % 4 == 0 ? its % 4 == 3 : (block + its) % 4 == 3 || block + its + 1 == end)) {
-                        // The one before, where scales of a product that runs are of the next.
-                        const bool before = i < ALL && i / EACH / 4 != its / 4;
-                        give_back_slot(!before ? slot : slot == 0 ? C::SLOTS - 1 : slot - 1, read);
-                    }
                 }
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
@@ -211,12 +191,12 @@ template <class C> struct Sm90Math {
     }
 
     template <u32 EDGE> __device__ __forceinline__ void run_with(Sm90Sums<C>& sum, u32 block, u32 end) {
-        for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE>(sum, block, end, [] {});
+        for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE>(sum, block, [] {});
         if (C::REST_OF_FOUR && block + 4 <= end) {
-            multiply<4, EDGE>(sum, block, end, [] {});
+            multiply<4, EDGE>(sum, block, [] {});
             block += 4;
         }
-        for (; block < end; block++) multiply<1, EDGE>(sum, block, end, [] {});
+        for (; block < end; block++) multiply<1, EDGE>(sum, block, [] {});
     }
 
     // The k-blocks from `block` on. Where an atom lies in two tiles of scales, a loop for each place where they meet: their selection costs a tenth of the time.
@@ -254,10 +234,6 @@ template <class C> struct Sm90Math {
             barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
             give_back_used(ring.stage);
             ring.advance();
-            if (C::FOURS && block % 4 == 0) {
-                next_slot();
-                give_back_slot(slot, 0);
-            }
         }
     }
 };
@@ -285,7 +261,7 @@ __device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const Ten
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles -= (u32)clock();
 #endif
-        math.template multiply<C::UNROLL, 0>(sum, 0, blocks, [&] { sm90_clear<C>(sum); });
+        math.template multiply<C::UNROLL, 0>(sum, 0, [&] { sm90_clear<C>(sum); });
         math.template run_with<0>(sum, C::UNROLL, blocks);
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
@@ -351,8 +327,7 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
 }
 
 template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const TensorMap& d, const TensorMap& a_edge, const TensorMap& b_edge, const TensorMap& scales,
-                                            const Sm90Problem& p) {
+__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const TensorMap& d, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
     const u32 group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);  // the same for all lanes, and known to be
@@ -373,14 +348,9 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         if (!EARLY) prefetch();
         // A stage is read by the warps of every warpgroup.
         for (u32 i = 0; i < C::STAGES; i++) {
-            barrier_init(shared + C::FULL + 8 * i, C::FULL_ARRIVALS);
+            barrier_init(shared + C::FULL + 8 * i, C::ONE_PRODUCER ? 1 : 2);
             barrier_init(shared + C::EMPTY + 8 * i, 4 * C::GROUPS * C::SHARERS);
         }
-        if (C::FOURS)
-            for (u32 i = 0; i < C::SLOTS; i++) {
-                barrier_init(shared + C::SLOT_FULL + 8 * i, 1);
-                barrier_init(shared + C::SLOT_EMPTY + 8 * i, 4 * C::GROUPS * C::SHARERS);
-            }
         barriers_ready();
     }
     // Every warp once: producers of a tile that is known early behind that.
@@ -397,17 +367,9 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     if (group == C::GROUPS) {
         if (C::GROUPS > 1) fewer_registers<40>();
         const u32 warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4 * C::GROUPS;
-        constexpr bool BOXES = C::SCALES == SCALES_OUTER || C::FOURS || !C::BULK_SCALES;
         if (EARLY && warp == 0 && threadIdx.x % 32 == 0) prefetch();
-        if (warp > 1 || (warp == 1 && C::SCALES == SCALES_OUTER)) {
-            if (EARLY) ready();
-        } else if constexpr (!BOXES) {
-            sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared, warp == 1, ready);
-        } else {
-            if (warp == 0) sm90_copy_boxes<C, GROUPED>(a, b, a_edge, b_edge, p, shared, ready);
-            else if constexpr (C::FOURS) sm90_copy_slots<C, GROUPED>(scales, p, shared, ready);
-            else if constexpr (C::SCALES != SCALES_OUTER) sm90_copy_scales<C, GROUPED>(p, shared, ready);
-        }
+        if (warp < (C::ONE_PRODUCER ? 1 : 2)) sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared, warp == 1, ready);
+        else if (EARLY) ready();
 #ifdef SCALED_GEMM_BOUNDED_WAITS
         if (threadIdx.x == 128 * C::GROUPS) finished = 1;
         if (threadIdx.x == 128 * C::GROUPS + 64) {
@@ -430,13 +392,13 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     }
 }
 
-// What the kernels have in common: {A's map, B's map, D's where it is stored in boxes, A's and B's with the boxes of a last tile that is cut, that of A's scales where they come by fours, the problem}.
+// What the kernels have in common: {A's map, B's map, D's where it is stored in boxes, A's and B's with the boxes of a last tile that is cut, the problem}.
 #define SM90_KERNEL(NAME, C, GROUPED)                                                                                   \
     extern "C" __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)                                               \
     NAME(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,     \
          const __grid_constant__ TensorMap a_edge, const __grid_constant__ TensorMap b_edge,                            \
-         const __grid_constant__ TensorMap scales, const __grid_constant__ Sm90Problem p) {                             \
-        sm90_block<C, GROUPED>(a, b, d, a_edge, b_edge, scales, p);                                                     \
+         const __grid_constant__ Sm90Problem p) {                                                                       \
+        sm90_block<C, GROUPED>(a, b, d, a_edge, b_edge, p);                                                             \
     }
 
 #define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \

@@ -64,19 +64,12 @@ struct Sm90Config {
     // Whether tiles whose D needs nothing but to be stored have a loop of their own.
     static constexpr bool AS_NUMBERS = END == END_NUMBERS || END == END_PLAIN || END == END_FP32;
     static constexpr bool PLAIN_LOOP = STORE == STORE_BOXES && COLS == 128 && SCALES == SCALES_BLOCK && AS_NUMBERS;
-    // Whether 1x128 and 128x128 scales have a ring of their own, of slots for four k-blocks each, as far ahead as stages are: so two or three requests bring what else takes as many for each k-block, and a stage is given back when its products
-    // are there. 0.97 to 0.99 of the time of tiles that multiply long, 0.96 to 0.98 where two blocks are on a multiprocessor; 1.01 to 1.03 of smaller tiles, and no less of 128 x 160 (observed: H200, 2026-11).
-    // The largest tile has the registers for it with a plain end alone.
-    static constexpr bool FOURS = SCALES == SCALES_BLOCK && SPLIT == 1 && (ROWS <= 128 || END == END_PLAIN) && (RESIDENT > 1 || (ROWS * COLS >= 128 * 128 && COLS % 64 == 0));
-    static constexpr u32 SLOTS = FOURS ? (STAGES + 3) / 4 + 1 : STAGES;
-    // Shared memory: stages of A, of B; slabs; scales of A, what to do, scales of B, of a stage or slot each; barriers. Of 128x128 scales there are 16 bytes, those of four k-blocks, for each tile of them.
-    static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * (FOURS ? 16 : 4);
-    static constexpr u32 SCALES_B_BYTES = FOURS ? 16 * SCALE_PARTS : COLS * 4;
+    // Shared memory: stages of A, of B; slabs; scales of A, what to do, scales of B, of a stage each; barriers. Of 128x128 scales there are 16 bytes, those of four k-blocks, for each tile of them.
+    static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4, SCALES_B_BYTES = COLS * 4;
     static constexpr u32 B = STAGES * A_BYTES, SLAB = B + STAGES * B_BYTES;
     static constexpr u32 SCALES_A = SLAB + GROUPS * SLABS_BYTES;
-    static constexpr u32 WORK = SCALES_A + SLOTS * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
-    static constexpr u32 FULL = SCALES_B + SLOTS * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES;
-    static constexpr u32 SLOT_FULL = EMPTY + 8 * STAGES, SLOT_EMPTY = SLOT_FULL + (FOURS ? 8 * SLOTS : 0), SHARED = 1024 + SLOT_EMPTY + (FOURS ? 8 * SLOTS : 0);
+    static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
+    static constexpr u32 FULL = SCALES_B + STAGES * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES, SHARED = 1024 + EMPTY + 8 * STAGES;
     // What B's columns are multiplied by is their own. Tiles of 128x128 scales of A that a tile lies in, from the first row of one on: a warpgroup's rows are of one.
     static constexpr bool OF_COLUMNS = SCALES == SCALES_VECTOR || SCALES == SCALES_BLOCK_A;
     static constexpr u32 TILES_A = ROWS > 128 ? 2 : 1;
@@ -86,19 +79,13 @@ struct Sm90Config {
     // How many pairs of scales of columns, of a thread's ATOM / 8, the second 64 rows of a warpgroup take from the registers of the first: as many as there are left, which beside 128x128
     // scales of A are none (a register is spilled; observed: CUDA 13.0).
     static constexpr int KEPT = SCALES == SCALES_VECTOR && WAVES == 2 && ATOMS == 1 ? 8 : 0;
-    // How scales of k-blocks come to a stage otherwise: by two or more requests of one lane to the copy engine, or by so many lanes that each copy for themselves, which leave the engine to the operands. And how many arrivals the stage's
-    // `full` then waits for. The latter takes 0.85 to 0.98 of the time of tiles that read more than they multiply, but 1.02 to 1.09 of what multiplies longer, or has few k-blocks (observed: H100, 2026-11).
-    // Where B's columns have scales of their own (OF_COLUMNS) it was not measured, and tiles of 160 columns spill.
-    static constexpr bool BULK_SCALES = SCALES != SCALES_BLOCK || ROWS > 128 || COLS > 160 || (ROWS == 64 && SPLIT > 1);
-    static constexpr u32 SCALE_LANES = FOURS || BULK_SCALES ? 1 : ROWS / 4;
-    static_assert(SCALE_LANES <= 32, "a piece for each lane of a warp");
-    static constexpr u32 FULL_ARRIVALS = FOURS || SCALES == SCALES_OUTER ? 1 : 1 + SCALE_LANES;
-    // Whether the first tile of a block is known before all of the block is ready: its first copies are asked for 700 cycles earlier, 0.94 to 0.99 of the time of a round and of smaller tiles. Of these two as much is lost in the loop:
-    // it took 1.02 (observed: H200, 2026-11; why was not found, the code that multiplies is the same). Of other scales it was not measured.
-    static constexpr bool EARLY = SCALES == SCALES_BLOCK && COLS != 144 && COLS != 160;
-    static_assert(!FOURS || (A_BOX % TALL == 0 && UNROLL % 4 == 0), "a warpgroup's scales are of one box, and a loop's body begins with a slot");
-    // Whether four k-blocks that are left behind the body of the loop have one of their own: 0.98 to 0.99 of the time where k is 768 or 1536. Of other tiles products without such a rest took 1.01 (observed: H200, 2026-11).
-    static constexpr bool REST_OF_FOUR = UNROLL > 4 && (FOURS || COLS == 32);
+    // Whether one warp asks for operands and scales of k-blocks, where two do else: 1.00 to 1.02 of the time, but 0.97 where two blocks are on a multiprocessor (observed: H200, 2026-11).
+    static constexpr bool ONE_PRODUCER = SCALES == SCALES_OUTER || RESIDENT > 1;
+    // Whether the first tile of a block is known before all of the block is ready: its first copies are asked for 700 cycles earlier, 0.94 to 0.99 of the time of a round and of smaller tiles. Of 1x128 scales on both sides it took 0.96 to 1.06,
+    // and of rows' 0.99 to 1.01 (observed: H200, 2026-11).
+    static constexpr bool EARLY = SCALES == SCALES_BLOCK;
+    // Whether four k-blocks that are left behind the body of the loop have one of their own: 0.96 to 0.99 of the time where k is 768 or 1536. Of other scales it was not measured.
+    static constexpr bool REST_OF_FOUR = UNROLL > 4 && SCALES == SCALES_BLOCK;
     static_assert(SCALES != SCALES_BLOCK_A || (ROWS <= 256 && TALL <= 128), "a warpgroup's rows lie in one tile of 128x128 scales");
     // Where an atom of a warpgroup begins in a stage of B, in rows.
     __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }

@@ -1,7 +1,6 @@
 // The product for Hopper (sm90.cuh): the tiles of a block, the ring of stages, and the warps that fill it.
 // Compiles under nvcc and NVRTC alike: no host code, no headers.
 #pragma once
-#include "gemm/async_copy.cuh"
 #include "gemm/groups.cuh"
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
@@ -124,24 +123,14 @@ template <class C, u32 GROUPED> struct Sm90Walk {
 // Of groups memory tells which tile is the first, that the kernel before may write.
 template <class C, u32 GROUPED> __device__ __forceinline__ constexpr bool sm90_early() { return C::EARLY && GROUPED == GROUPS_NONE; }
 
-// Where a warp is in a ring, of stages or of slots.
-template <u32 LENGTH> struct Sm90RingOf {
+// Where a warp is in the ring of stages.
+template <class C> struct Sm90Ring {
     u32 stage, parity;
     __device__ __forceinline__ void advance() {
-        stage = stage == LENGTH - 1 ? 0 : stage + 1;
+        stage = stage == C::STAGES - 1 ? 0 : stage + 1;
         parity ^= stage == 0;
     }
 };
-template <class C> using Sm90Ring = Sm90RingOf<C::STAGES>;
-template <class C> using Sm90Slots = Sm90RingOf<C::SLOTS>;
-
-// Waits until all of a ring is empty, whose next place is `at`.
-template <u32 LENGTH> __device__ __forceinline__ void sm90_drain(Sm90RingOf<LENGTH> at, u32 empty) {
-    for (u32 i = 0; i < LENGTH; i++) {
-        barrier_wait(empty + 8 * at.stage, at.parity);
-        at.advance();
-    }
-}
 
 // The part of k of a tile that the block takes, in blocks of 128.
 struct Sm90Range {
@@ -187,66 +176,6 @@ template <class C, u32 GROUPED, class R, class F> __device__ __forceinline__ voi
     }
 }
 
-// The stages are filled by two warps, one for operands and one for scales, in one of three ways. A request costs the copy engine some 65 cycles however small it is, and operands stand behind it: two of them
-// each k-block for scales were 5 to 15 % of the time of tiles that read more than they multiply (observed: H100, 2026-11, benches/record/2026-11-27-nvidia-h100-scales). So there `sm90_copy_scales` copies past the
-// engine, or `sm90_copy_slots` makes few requests, and `sm90_copy_boxes` has it for the operands. `sm90_produce` makes requests for both, in one loop that the two warps have in common: of 64 rows in two loops of their own launches of few k-blocks took 1.02 to 1.09
-// of the time, with requests too, and tiles of 192 columns 1.02.
-
-// 1x128 and 128x128 scales of four k-blocks at a time, in slots (FOURS): of A by a box of `scales`, of which each of a pair brings half into both blocks.
-template <class C, u32 GROUPED, class R> __device__ __forceinline__ void sm90_copy_slots(const TensorMap& scales, const Sm90Problem& p, u32 shared, const R& ready) {
-    const u32 rank = C::SHARE == SHARE_A ? cluster_rank() : 0;
-    if (threadIdx.x % 32 == 0) prefetch_map(scales);
-    Sm90Slots<C> slots = {0, 1};
-    sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
-        const u32 blocks = (p.k + 127) / 128, row = tile.row + rank * C::A_BOX;
-        const auto [scales_b, next] = sm90_scales_of_b<C, GROUPED>(p, tile);
-        for (u32 block = 0; block < blocks; block += 4) {
-            const u32 full = shared + C::SLOT_FULL + 8 * slots.stage;
-            const u32 to_a = shared + C::SCALES_A + slots.stage * C::SCALES_A_BYTES + rank * C::A_BOX * 16, to_b = shared + C::SCALES_B + slots.stage * C::SCALES_B_BYTES;
-            barrier_wait(shared + C::SLOT_EMPTY + 8 * slots.stage, slots.parity);
-            if (elected()) {
-                barrier_expect(full, C::SCALES_A_BYTES + C::SCALES_B_BYTES);
-                if (C::SHARE == SHARE_A) copy_box_to(to_a, scales, row, block, full, 3);
-                else copy_box(to_a, scales, row, block, full);
-                copy_bytes(to_b, scales_b + block, 16, full);
-                if (C::SCALE_PARTS > 1) copy_bytes(to_b + 16, scales_b + next + block, 16, full);
-            }
-            slots.advance();
-        }
-    });
-    sm90_drain(slots, shared + C::SLOT_EMPTY);
-}
-
-// The same of a k-block at a time, in its stage: each lane copies for itself, 16 bytes at a time.
-template <class C, u32 GROUPED, class R> __device__ __forceinline__ void sm90_copy_scales(const Sm90Problem& p, u32 shared, const R& ready) {
-    static_assert(C::SCALES == SCALES_BLOCK && !C::FOURS, "others are requested");
-    const u32 lane = threadIdx.x % 32;
-    Sm90Ring<C> ring = {0, 1};
-    sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
-        if (lane < C::SCALE_LANES) {
-            const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
-            // Of a tile without rows, whichever: its sums are not stored.
-            const u32 scale_row = min(sm90_row_of_a<GROUPED>(p, tile), p.pitch_a - 4);
-            const float* scales_a = p.scales_a + scale_row;
-            const auto [scales_b, next] = sm90_scales_of_b<C, GROUPED>(p, tile);
-            // Pieces of 16 bytes: four rows of A, and four k-blocks of a tile of B.
-            const u32 pieces_a = min(C::ROWS, p.pitch_a - scale_row) / 4;
-            for (u32 block = first; block < end; block++) {
-                const u32 full = shared + C::FULL + 8 * ring.stage;
-                const u32 to_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, to_b = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
-                const float* from_a = scales_a + (u64)block * p.pitch_a;
-                const float* from_b = scales_b + block / 4 * 4;
-                barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                for (u32 i = lane; i < pieces_a; i += C::SCALE_LANES) copy_16(to_a + 16 * i, from_a + 4 * i, true);
-                for (u32 i = lane; i < C::SCALE_PARTS; i += C::SCALE_LANES) copy_16(to_b + 16 * i, from_b + i * next, true);
-                arrive_behind_copies(full);
-                ring.advance();
-            }
-        }
-        __syncwarp();
-    });
-}
-
 // What a copy finds outside of its matrix it fills with zeros at 16 bytes a cycle, a quarter of the rate of what it reads: a tile that was half outside took 1.4 times as long as a whole one
 // (observed: H100, 2026-11). So where a tile ends outside, boxes of `a_edge` and `b_edge` end with the matrix; what a stage has behind them is of an earlier tile or kernel, and its products are no
 // part of D. Of groups of rows those of A end where the next group begins. Codes have one scale for all columns of a tile: there zeros are what is needed.
@@ -276,11 +205,11 @@ template <class C, u32 GROUPED> struct Sm90Boxes {
     }
     __device__ __forceinline__ static u32 cols_of(const Sm90Problem& p, const Sm90Tile& tile) { return EDGE_B ? inside(tile.col, p.n, C::COLS) : C::COLS; }
 
-    // Asks for a k-block's, and tells the math warps of the tile where it is the first. By one lane.
-    __device__ __forceinline__ void ask(u32 stage, u32 block, u32 first) const {
+    // Asks for a k-block's, and tells the math warps of the tile where it is the first. By one lane. `more`: bytes that it asks for behind that.
+    __device__ __forceinline__ void ask(u32 stage, u32 block, u32 first, u32 more) const {
         const u32 full = shared + C::FULL + 8 * stage, to_a = shared + stage * C::A_BYTES, to_b = shared + C::B + stage * C::B_BYTES;
         if (block == first) shared_store(shared + C::WORK + 16 * stage, {tile.row, tile.col, (u32)tile.rows, GROUPED == GROUPS_OF_K ? tile.blocks : tile.group});
-        barrier_expect(full, 128 * (rows + cols));
+        barrier_expect(full, 128 * (rows + cols) + more);
         if (C::SHARE != SHARE_A) copy_box(to_a, a, 128 * block, row, full);
         else if (box_rows > 0) copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, box_row, full, 3);
         // Of a pair's second tile that lies outside, nothing.
@@ -289,23 +218,9 @@ template <class C, u32 GROUPED> struct Sm90Boxes {
     }
 };
 
-// Operands.
-template <class C, u32 GROUPED, class R>
-__device__ __forceinline__ void sm90_copy_boxes(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, const R& ready) {
-    Sm90Ring<C> ring = {0, 1};
-    sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
-        const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
-        const Sm90Boxes<C, GROUPED> boxes(a, b, a_edge, b_edge, p, tile, shared);
-        for (u32 block = first; block < end; block++) {
-            barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-            if (elected()) boxes.ask(ring.stage, block, first);
-            ring.advance();
-        }
-    });
-    sm90_drain(ring, shared + C::EMPTY);
-}
-
-// Operands, and scales of k-blocks likewise, by requests.
+// Fills the stages: one warp asks for operands, and another one for scales of k-blocks, in one loop that both have in common; or one for both (ONE_PRODUCER). Requests of a chosen lane cost it little (`elected`), and the engine, which takes 65 cycles for
+// each, has the time for them: with 1x128 scales copied by 32 lanes past the engine tiles of 128 rows took 1.01 to 1.04 of the time, with those of four k-blocks by one box 1.00 to 1.03, and without any of 128x128 scales as long (observed: H200, 2026-11,
+// benches/record/2026-11-30-nvidia-h200-requests).
 template <class C, u32 GROUPED, class R>
 __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, bool of_scales, const R& ready) {
     constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
@@ -329,7 +244,7 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         const auto ask_scales = [&](u32 block) {
             const u32 full = shared + C::FULL + 8 * ring.stage;
             const u32 to_a = shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, to_b = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
-            barrier_expect(full, scale_bytes + scale_bytes_b);
+            if (!C::ONE_PRODUCER) barrier_expect(full, scale_bytes + scale_bytes_b);
             if (TILED_A) {
                 // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
                 const float* of_tiles = scales_a + block / 4 * 4;
@@ -345,11 +260,15 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         for (u32 block = first; block < end; block++) {
             barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
             if (elected()) {
-                if (of_scales) ask_scales(block);
-                else boxes.ask(ring.stage, block, first);
+                if (C::ONE_PRODUCER || !of_scales) boxes.ask(ring.stage, block, first, C::ONE_PRODUCER ? scale_bytes + scale_bytes_b : 0);
+                if (SCALED && (C::ONE_PRODUCER || of_scales)) ask_scales(block);
             }
             ring.advance();
         }
     });
-    if (!of_scales) sm90_drain(ring, shared + C::EMPTY);
+    if (of_scales) return;
+    for (u32 i = 0; i < C::STAGES; i++) {
+        barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
+        ring.advance();
+    }
 }

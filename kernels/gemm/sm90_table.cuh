@@ -8,15 +8,15 @@
 #endif
 // (Shared memory is that of the kernel that needs most.)
 // name, rows, columns, warpgroups, shared operand, stages, atom, depth, unrolled k-blocks, store, residents, shared memory
-SM90(256x128, 256, 128, 2, SHARE_A, 3, 128, 1, 4, STORE_BOXES, 1, 222368)
-SM90(128x128, 128, 128, 2, SHARE_NONE, 5, 128, 1, 8, STORE_BOXES, 1, 204032)
+SM90(256x128, 256, 128, 2, SHARE_A, 3, 128, 1, 4, STORE_BOXES, 1, 220288)
+SM90(128x128, 128, 128, 2, SHARE_NONE, 5, 128, 1, 8, STORE_BOXES, 1, 202912)
 SM90_E4M3(128x160, 128, 160, 2, SHARE_NONE, 5, 160, 1, 4, STORE_DIRECT, 1, 207648)
 SM90_E4M3(128x192, 128, 192, 2, SHARE_NONE, 4, 192, 1, 4, STORE_BOXES, 1, 219264)
 SM90_E4M3(64x192, 64, 192, 1, SHARE_NONE, 6, 192, 1, 4, STORE_DIRECT, 1, 212160)
 SM90_E4M3(128x64, 128, 64, 2, SHARE_NONE, 8, 64, 1, 8, STORE_STAGED, 1, 220416)
 SM90(64x128, 64, 128, 2, SHARE_NONE, 8, 64, 1, 8, STORE_STAGED, 1, 220416)
 SM90_E4M3(64x64, 64, 64, 1, SHARE_NONE, 12, 64, 1, 8, STORE_STAGED, 1, 212352)
-SM90(64x64_two, 64, 64, 1, SHARE_NONE, 6, 64, 2, 4, STORE_STAGED, 2, 110880)
+SM90(64x64_two, 64, 64, 1, SHARE_NONE, 6, 64, 2, 4, STORE_STAGED, 2, 110784)
 // The same, and how many blocks divide k, of one tile of a whole product. They store directly.
 SM90_SPLIT(128x160_k2, 128, 160, 2, SHARE_NONE, 5, 160, 1, 4, STORE_DIRECT, 1, 207648, 2)
 SM90_SPLIT(128x64_k2, 128, 64, 2, SHARE_NONE, 8, 64, 1, 8, STORE_DIRECT, 1, 220416, 2)

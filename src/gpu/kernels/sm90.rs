@@ -163,9 +163,8 @@ impl Kernels {
         let kernels = if formats == E4M3_PAIR { self.sm90(stream)? } else { self.sm90_e5m2(stream)? };
         let found = config.tile_of(kind, formats).zip(kernels.of_call(formats, kind, config));
         let (tile, kernel) = found.ok_or_else(|| config.has_none(kind, formats))?;
-        let [a, b, d, a_edge, b_edge, scales] = maps.on(stream, call, tile)?;
-        let blocks = call.blocks(tile, self.sm_count);
-        enqueue!(stream, kernel, blocks, a, b, d, a_edge, b_edge, scales, call.problem(tile)?)
+        let [a, b, d, a_edge, b_edge] = maps.on(stream, call, tile)?;
+        enqueue!(stream, kernel, call.blocks(tile, self.sm_count), a, b, d, a_edge, b_edge, call.problem(tile)?)
     }
 }
 

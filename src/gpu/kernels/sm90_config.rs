@@ -106,15 +106,15 @@ impl Sm90Config {
     /// Tile, threads and memory.
     pub(crate) fn tile(self) -> Sm90Tile {
         match self {
-            Self::Tile256x128 => Sm90Tile::of(256, 128, 2, 2, 1, 222_368).boxes(),
-            Self::Tile128x128 => Sm90Tile::of(128, 128, 2, 1, 1, 204_032).boxes(),
+            Self::Tile256x128 => Sm90Tile::of(256, 128, 2, 2, 1, 220_288).boxes(),
+            Self::Tile128x128 => Sm90Tile::of(128, 128, 2, 1, 1, 202_912).boxes(),
             Self::Tile128x160 => Sm90Tile::of(128, 160, 2, 1, 1, 207_648),
             Self::Tile128x192 => Sm90Tile::of(128, 192, 2, 1, 1, 219_264).boxes(),
             Self::Tile64x192 => Sm90Tile::of(64, 192, 1, 1, 1, 212_160),
             Self::Tile128x64 => Sm90Tile::of(128, 64, 2, 1, 1, 220_416),
             Self::Tile64x128 => Sm90Tile::of(64, 128, 2, 1, 1, 220_416),
             Self::Tile64x64 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352),
-            Self::Tile64x64Two => Sm90Tile::of(64, 64, 1, 1, 2, 110_880),
+            Self::Tile64x64Two => Sm90Tile::of(64, 64, 1, 1, 2, 110_784),
             Self::Tile128x160K2 => Sm90Tile::of(128, 160, 2, 1, 1, 207_648).split(2),
             Self::Tile128x64K2 => Sm90Tile::of(128, 64, 2, 1, 1, 220_416).split(2),
             Self::Tile64x64K2 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(2),
@@ -173,7 +173,7 @@ impl Sm90Config {
     pub(crate) fn codes_tile(self) -> Option<Sm90Tile> {
         match self {
             Self::Tile256x128 => Some(Sm90Tile::of(256, 128, 2, 2, 1, 220_288)),
-            Self::Tile128x128 => Some(Sm90Tile::of(128, 128, 2, 2, 1, 220_448)),
+            Self::Tile128x128 => Some(Sm90Tile::of(128, 128, 2, 2, 1, 220_352)),
             Self::Tile64x128 => Some(self.tile()),
             _ => None,
         }
@@ -325,13 +325,6 @@ impl Sm90Tile {
         Self { split, ..self }
     }
 
-    /// Whether its kernels for 1x128 and 128x128 scales copy those of four k-blocks at once, by a tensor map of A's: `FOURS` in `kernels/gemm/sm90_config.cuh`. B has so many parts; `plain`: D is BF16, and nothing follows the sums.
-    pub(super) fn has_slots(&self, parts: usize, plain: bool) -> bool {
-        let cols = self.cols * parts;
-        let large = self.rows * cols >= 128 * 128 && cols.is_multiple_of(64);
-        self.split == 1 && (self.rows <= 128 || plain) && (self.residents > 1 || large)
-    }
-
     /// Blocks of a cluster.
     pub(super) fn cluster(&self) -> usize {
         self.sharers * self.split
@@ -430,11 +423,6 @@ impl Kind {
         Self::OuterSwiglu,
         Self::OuterSwigluGrouped,
     ];
-
-    /// Of 1x128 and 128x128 scales, with a plain end.
-    pub(super) fn is_plain(self) -> bool {
-        matches!(self, Self::Plain | Self::PlainGrouped)
-    }
 
     /// Whether D is not the sums.
     pub(super) fn casts(self) -> bool {

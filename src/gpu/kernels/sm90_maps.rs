@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::CUtensorMap;
 
-use super::sm90_call::{Sm90Call, Sm90End, Sm90Scales, k_blocks};
+use super::sm90_call::{Sm90Call, Sm90End};
 use super::sm90_config::{Kind, Sm90Config, Sm90Tile};
 use super::sm90_groups::{Sm90Along, Sm90Groups};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
@@ -14,17 +14,13 @@ use crate::gpu::device::stream::Queue;
 /// What a map is made of: the matrix, its address and length.
 type MapKey = (MatrixMap, u64, usize);
 
-/// How many maps a launch has.
-const MAPS: usize = 6;
-
-/// The tensor maps of A and B of the last launch, of D where it is stored in boxes, of A and B with the boxes of a last tile that is cut, and of A's scales where those of four k-blocks are copied at once, to be used again as
-/// long as they stay where they are.
+/// The tensor maps of A and B of the last launch, of D where it is stored in boxes, and of A and B with the boxes of a last tile that is cut, to be used again as long as they stay where they are.
 #[derive(Default)]
-pub(crate) struct Sm90Maps([Option<(MapKey, CUtensorMap)>; MAPS]);
+pub(crate) struct Sm90Maps([Option<(MapKey, CUtensorMap)>; 5]);
 
 impl Sm90Maps {
     /// Those of a call on this stream.
-    pub(super) fn on(&mut self, stream: &Queue, call: &Sm90Call<'_>, tile: Sm90Tile) -> Result<[CUtensorMap; MAPS]> {
+    pub(super) fn on(&mut self, stream: &Queue, call: &Sm90Call<'_>, tile: Sm90Tile) -> Result<[CUtensorMap; 5]> {
         self.of(call, tile, |name, matrix, span| {
             tracing::trace!(operand = name, ?matrix, "a tensor map is encoded");
             stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
@@ -38,7 +34,7 @@ impl Sm90Maps {
         call: &Sm90Call<'_>,
         tile: Sm90Tile,
         mut encode: impl FnMut(&str, &MatrixMap, &Span<'_>) -> Result<CUtensorMap>,
-    ) -> Result<[CUtensorMap; MAPS]> {
+    ) -> Result<[CUtensorMap; 5]> {
         let ([a, b], [a_edge, b_edge]) = (call.maps(tile), call.edge_maps(tile));
         let operands = [
             ("A", Some(a), call.a.codes),
@@ -46,9 +42,8 @@ impl Sm90Maps {
             ("D", call.map_d(tile), call.d),
             ("the edge of A", a_edge, call.a.codes),
             ("the edge of B", b_edge, call.b.codes),
-            ("the scales of A", call.map_of_scales(tile), call.a.scales),
         ];
-        let mut maps = [CUtensorMap { opaque: [0; 16] }; MAPS];
+        let mut maps = [CUtensorMap { opaque: [0; 16] }; 5];
         for ((kept, map), (name, matrix, span)) in self.0.iter_mut().zip(&mut maps).zip(operands) {
             let Some(matrix) = matrix else { continue };
             let key = (matrix, span.address, span.bytes);
@@ -117,21 +112,6 @@ impl Sm90Call<'_> {
         [cut(a, self.m, !of_rows), cut(b, self.n, matches!(self.end, Sm90End::Numbers))]
     }
 
-    /// Boxes of A's scales, where its kernel copies those of four k-blocks at once: of the rows that a block of a cluster brings.
-    fn map_of_scales(&self, tile: Sm90Tile) -> Option<MatrixMap> {
-        let pitch = self.m.next_multiple_of(4);
-        let blocks = self.layout == Sm90Scales::Blocks && tile.has_slots(self.parts(), self.kind().is_plain());
-        blocks.then(|| MatrixMap {
-            element: MapElement::F32,
-            rows: k_blocks(self.k),
-            cols: pitch,
-            row_stride: pitch,
-            box_rows: 4,
-            box_cols: tile.rows / tile.sharers,
-            swizzle: Swizzle::None,
-        })
-    }
-
     /// D's boxes, where its kernel stores them: of 16-bit numbers.
     pub(super) fn map_d(&self, tile: Sm90Tile) -> Option<MatrixMap> {
         let element = match self.d_type {
@@ -157,7 +137,7 @@ impl Sm90Call<'_> {
 /// A BF16 product of 1x128 and 128x128 scales, which are not in its maps.
 #[cfg(test)]
 pub(crate) fn call_of<'a>([a, b, d]: [&'a Span<'a>; 3], [m, n, k]: [usize; 3]) -> Sm90Call<'a> {
-    use super::sm90_call::Sm90Operand;
+    use super::sm90_call::{Sm90Operand, Sm90Scales};
     Sm90Call {
         config: Sm90Config::Tile128x128,
         stand_in: None,
@@ -183,7 +163,6 @@ pub(crate) fn call_of<'a>([a, b, d]: [&'a Span<'a>; 3], [m, n, k]: [usize; 3]) -
 
 #[cfg(test)]
 mod tests {
-    use super::super::sm90_call::Sm90Operand;
     use super::super::sm90_groups::Sm90Rows;
     use super::*;
 
@@ -201,8 +180,7 @@ mod tests {
         let [a, b] = call.maps(call.config.tile());
         let [of_a, of_b] = [call.a.codes.address + a.rows as u64, call.b.codes.address + b.rows as u64];
         let [a_edge, b_edge] = call.edge_maps(call.config.tile());
-        let scales = call.map_of_scales(call.config.tile()).map_or(0, |map| call.a.scales.address + map.rows as u64);
-        assert_eq!(made, [of_a, of_b, d, a_edge.map_or(0, |_| of_a), b_edge.map_or(0, |_| of_b), scales]);
+        assert_eq!(made, [of_a, of_b, d, a_edge.map_or(0, |_| of_a), b_edge.map_or(0, |_| of_b)]);
         encoded
     }
 
@@ -225,55 +203,6 @@ mod tests {
         assert_eq!(boxes(Sm90Call { end: Sm90End::Swiglu(None), ..call([200, 328, 512]) }), [Some(72), None]);
     }
 
-    /// The scales' map is of their memory, and encoded anew where they alone have moved.
-    #[test]
-    fn scales_are_where_they_are() {
-        let [m, n, k] = MNK;
-        let [a, b, d] = [(0x1000, m * k), (0x10_0000, n * k), (0x20_0000, m * n * 2)]
-            .map(|(address, bytes)| Span::unguarded(address, bytes));
-        let scales = [0x40_0000, 0x50_0000].map(|address| Span::unguarded(address, m * 4 * k_blocks(k)));
-        let mut maps = Sm90Maps::default();
-        let mut encoded = |scales: &Span<'_>| {
-            let call = call_of([&a, &b, &d], MNK);
-            let call = Sm90Call { a: Sm90Operand { codes: &a, scales }, ..call };
-            let mut encoded = Vec::new();
-            let made = maps.of(&call, call.config.tile(), |name, matrix, span| {
-                matrix.check(name, span.address, span.bytes).unwrap();
-                encoded.push((name.to_string(), span.address));
-                Ok(CUtensorMap { opaque: [span.address; 16] })
-            });
-            assert_eq!(made.unwrap()[5].opaque[0], scales.address);
-            encoded
-        };
-        assert_eq!(encoded(&scales[0]).last(), Some(&("the scales of A".to_string(), scales[0].address)));
-        assert!(encoded(&scales[0]).is_empty());
-        assert_eq!(encoded(&scales[1]), [("the scales of A".to_string(), scales[1].address)]);
-    }
-
-    /// Of the rows that a block brings, and four k-blocks, of all there are; where the kernel copies them otherwise, none.
-    #[test]
-    fn scales_of_four_k_blocks_have_a_map_where_they_are_copied_by_it() {
-        let span = Span::unguarded(0x1000, 1 << 20);
-        let of = |call: Sm90Call<'_>| {
-            let map = call.map_of_scales(call.config.tile())?;
-            map.check("A", 0x1000, 1 << 20).unwrap();
-            assert_eq!(
-                (map.cols, map.element, map.swizzle, map.box_rows),
-                (map.row_stride, MapElement::F32, Swizzle::None, 4)
-            );
-            Some([map.rows, map.cols, map.box_cols])
-        };
-        let call = |config| Sm90Call { config, ..call_of([&span; 3], [201, 384, 1040]) };
-        assert_eq!(of(call(Sm90Config::Tile128x128)), Some([9, 204, 128]));
-        assert_eq!(of(call(Sm90Config::Tile64x64Two)), Some([9, 204, 64]));
-        // Each block of a pair brings half of its tile's rows; with another end it copies each k-block's.
-        assert_eq!(of(call(Sm90Config::Tile256x128)), Some([9, 204, 128]));
-        assert_eq!(of(Sm90Call { d_type: DType::F32, ..call(Sm90Config::Tile256x128) }), None);
-        assert_eq!(of(Sm90Call { d_type: DType::F32, ..call(Sm90Config::Tile128x128) }), Some([9, 204, 128]));
-        assert_eq!(of(call(Sm90Config::Tile128x160)), None);
-        assert_eq!(of(Sm90Call { layout: Sm90Scales::Vectors, ..call(Sm90Config::Tile128x128) }), None);
-    }
-
     #[test]
     fn only_what_moved_or_changed_is_encoded() {
         let [m, n, k] = MNK;
@@ -281,7 +210,7 @@ mod tests {
             .map(|(address, bytes)| Span::unguarded(address, bytes));
         let (mut maps, call) = (Sm90Maps::default(), call_of([&a, &b, &d], MNK));
         assert!(maps.is_empty());
-        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D", "the scales of A"]);
+        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D"]);
         assert!(!maps.is_empty());
         assert!(encoded(&mut maps, &call).is_empty());
         let moved = Span::unguarded(0x30_0000, m * n * 2);
@@ -289,17 +218,14 @@ mod tests {
         assert_eq!(encoded(&mut maps, &call), ["D"], "back again");
         // Memory that was given back, and holds another matrix now.
         let fewer = [128, n, k];
-        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], fewer)), ["A", "D", "the scales of A"]);
-        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [128, n, 256])), ["A", "B", "the scales of A"]);
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], fewer)), ["A", "D"]);
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [128, n, 256])), ["A", "B"]);
         // Tiles that are cut.
-        assert_eq!(
-            encoded(&mut maps, &call_of([&a, &b, &d], [200, n, k])),
-            ["A", "B", "D", "the edge of A", "the scales of A"]
-        );
+        assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [200, n, k])), ["A", "B", "D", "the edge of A"]);
         assert_eq!(encoded(&mut maps, &call_of([&a, &b, &d], [200, 320, k])), ["B", "D", "the edge of B"]);
-        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D", "the scales of A"], "whole again");
+        assert_eq!(encoded(&mut maps, &call), ["A", "B", "D"], "whole again");
         // FP32 is not stored in boxes.
         let call = Sm90Call { d_type: DType::F32, ..call_of([&a, &b, &d], fewer) };
-        assert_eq!(encoded(&mut maps, &call), ["A", "the scales of A"]);
+        assert_eq!(encoded(&mut maps, &call), ["A"]);
     }
 }

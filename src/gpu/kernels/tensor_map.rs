@@ -7,6 +7,7 @@ use crate::gpu::device::memory::{Span, driver};
 
 /// Element types, as the copy sees them: it moves bits, and fills with zeros what lies outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "a table of the driver's"))]
 pub(crate) enum MapElement {
     U8,
     Bf16,

@@ -67,23 +67,6 @@ fn the_table_is_that_of_the_kernels() {
     }
 }
 
-/// What decides it is written twice; a launch without the map that its kernel copies by would fail.
-#[test]
-fn scales_come_by_fours_where_the_kernels_say_so() {
-    let rule = "FOURS = SCALES == SCALES_BLOCK && SPLIT == 1 && (ROWS <= 128 || END == END_PLAIN) && (RESIDENT > 1 || (ROWS * COLS >= 128 * 128 && COLS % 64 == 0));";
-    assert!(SOURCES[0].contains(rule));
-    use Sm90Config::{Tile64x64Two, Tile64x128, Tile128x128, Tile128x192, Tile256x128};
-    let all = |plain| Sm90Config::ALL.into_iter().filter(move |config| config.tile().has_slots(1, plain));
-    assert!(all(true).eq([Tile256x128, Tile128x128, Tile128x192, Tile64x64Two]));
-    assert!(all(false).eq([Tile128x128, Tile128x192, Tile64x64Two]));
-    let codes =
-        Sm90Config::ALL.into_iter().filter(|config| config.codes_tile().is_some_and(|it| it.has_slots(1, false)));
-    assert!(codes.eq([Tile128x128]));
-    let swiglu =
-        Sm90Config::ALL.into_iter().filter(|config| config.swiglu_tile().is_some_and(|it| it.has_slots(2, false)));
-    assert!(swiglu.eq([Tile128x128, Tile64x128]));
-}
-
 /// Those of kernels that cast D: of codes the same tiles as of numbers.
 #[test]
 fn the_table_of_casts_is_that_of_the_kernels() {
