@@ -135,7 +135,8 @@ def before_wait(lines, allowed):
         if (access := ACCESS.search(text)) and access[1] not in allowed:
             found.add(access[1])
         if name.startswith(("BRA", "CALL", "BRX", "JMP", "JMX")):
-            if target := re.search(r" 0x([0-9a-f]+)\s*$", text):
+            target = re.search(r" 0x([0-9a-f]+)\s*$", text)
+            if target and int(target[1], 16) in code:
                 next_ones.append(int(target[1], 16))
             else:
                 found.add("a jump to a place that is not read")
@@ -151,9 +152,9 @@ FUNCTION = re.compile(r"\s+Function : (\S+)")
 RING = re.compile(r"(gemm_(fp8|e5m2_e4m3|e4m3_e5m2)|control)_(block|plain|vector|outer|codes|swiglu)_")
 MACHINE = re.compile(r"arch = sm_(\d+)|\s*code for sm_(\d+)")
 NARROW = re.compile(r"\bV?HMNMX2?\b")
-ACCESS = re.compile(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|LD|ST|ATOM|RED|UBLKCP|UBLKRED|UBLKPF|UTMALDG|UTMASTG|UTMAREDG|UTMAPF)\b")
+ACCESS = re.compile(r"\b(LDG|LDGMC|STG|LDGSTS|ATOMG|REDG|LD|ST|ATOM|RED|UBLKCP|UBLKRED|UBLKPF|UTMALDG|UTMASTG|UTMAREDG|UTMAPF)\b")
 WAIT = re.compile(r"\*/\s+ACQBULK")
-JUMP = re.compile(r"\b(BRA|CALL|BRX|JMP|JMX)\b")
+JUMP = re.compile(r"\b(BRA|CALL|BRXU?|JMP|JMXU?)\b")
 
 
 def faults(image):

@@ -146,7 +146,8 @@ def settled(call, calls, seconds, energy):
             call(i)
         graph.capture_end()
         begin, first, seen = time.time(), None, []
-        while time.time() - begin < seconds:
+        # At least one replay behind the first half, however long one takes.
+        while time.time() - begin < seconds or not (first and seen):
             if first is None and time.time() - begin > seconds / 2:
                 first, seen = (energy.joules(), time.time()), []
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -167,6 +168,7 @@ def products(o, states, names, table, kernels):
         for state, image in states.items():
             kernel = function(image, f"gemm_fp8_{kernels}_{name.replace('-', '_')}")
             if kernel is None:
+                print(f"{name} of {state}: no such kernel in the image", flush=True)
                 continue
             product, parts = Product(kernel, table[name], o, kernels), table[name][-1]
             o.d[0].fill_(7)
@@ -183,6 +185,8 @@ def measure(problem, states, table, args, energy):
     (m, n, k), names = problem
     o = Operands(args.kernels, m, n, k)
     sides = products(o, states, names, table, args.kernels)
+    if not sides:
+        return
     if args.deepgemm:
         peer = DeepGemm()
         peer.problem(m, n, k, o.sets)
@@ -229,7 +233,7 @@ def main():
         if not found or int(found[3]) % 128 or int(found[2]) % 8 or any(name not in table for name in names):
             parser.error(f"{word!r} is not MxNxK:CONFIG+... with k a multiple of 128, n of 8, and configurations of {', '.join(table)}")
         # The body of the only loop over k of those that store boxes of 128 columns.
-        short = [name for name in names if args.kernels != "vector" and int(found[3]) < 1024 and table[name][1] == 128 and table[name][4]]
+        short = [name for name in names if args.kernels == "plain" and int(found[3]) < 1024 and table[name][1] == 128 and table[name][4]]
         if short:
             parser.error(f"{word!r}: k of {' and '.join(short)} must be 1024 or more")
         problems.append((tuple(map(int, found.groups()[:3])), names))

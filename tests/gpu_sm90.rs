@@ -365,7 +365,8 @@ fn groups_are_what_each_is_alone_with_scales_of_rows_and_matrices() {
 fn slots_hold_their_first_rows() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(152);
-    [144, 1040].into_iter().for_each(|k| slots_of(&handle, &mut rng, k));
+    // The last: eight k-blocks, four and one.
+    [144, 1040, 1552].into_iter().for_each(|k| slots_of(&handle, &mut rng, k));
 }
 
 fn slots_of(handle: &Handle, rng: &mut Noise, k: usize) {
@@ -510,6 +511,7 @@ fn many_groups_of_many_tiles() {
         (512, 656, DType::Bf16, (VEC, BLK)),
         (512, 1024, DType::Bf16, (VEC, BLK)),
         (384, 1168, DType::Bf16, (VEC, BLK)),
+        (512, 1536, DType::Bf16, (VEC, BLK)),
         (512, 1024, DType::Bf16, ROW_PAIR),
         (384, 1168, DType::Bf16, ROW_PAIR),
         (384, 272, DType::F32, ROW_PAIR),

@@ -16,7 +16,7 @@ __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
 // After the inits, before others use them: also for the copy engine, and the other blocks of a cluster.
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// The one arrival of a phase that also waits for `bytes` of copies.
+// An arrival at a phase that then also waits for `bytes` of copies.
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

@@ -5,7 +5,7 @@
 // in atoms of 64 x ATOM x 128 and add each atom times its scales to FP32 sums ("promotion": tensor cores keep some 14 bits of
 // FP8 sums). The order of all sums depends on k, and on how many blocks divide it, alone: equal rows have equal results, whatever m and the grid.
 //
-// A stage has two barriers. `full` has the producer's arrival, which also announces the bytes of its copies, one of each operand that the tile has, and those of a second warp, which copies the scales. `empty` has one
+// A stage has two barriers. `full` has the producer's arrival, which also announces the bytes of its copies, one of each operand that the tile has, and that of a second warp, where there is one, which asks for scales. `empty` has one
 // arrival of every math warp, of both blocks where a pair shares an operand: there each producer copies what there is of one half of it into both blocks,
 // and waits for both. With the first stage of a tile the producer says which it is. Before a block ends its
 // producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
@@ -192,10 +192,11 @@ template <class C> struct Sm90Math {
 
     template <u32 EDGE> __device__ __forceinline__ void run_with(Sm90Sums<C>& sum, u32 block, u32 end) {
         for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE>(sum, block, [] {});
-        if (C::REST_OF_FOUR && block + 4 <= end) {
-            multiply<4, EDGE>(sum, block, [] {});
-            block += 4;
-        }
+        if constexpr (C::REST_OF_FOUR)
+            if (block + 4 <= end) {
+                multiply<4, EDGE>(sum, block, [] {});
+                block += 4;
+            }
         for (; block < end; block++) multiply<1, EDGE>(sum, block, [] {});
     }
 

@@ -235,6 +235,9 @@ fn flatten(source: &'static str, seen: &mut Vec<&'static str>, out: &mut String)
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::mem::replace;
+
     use rayon::prelude::*;
 
     use super::*;
@@ -245,11 +248,43 @@ mod tests {
         bodies.map(|body| (body.split('(').next().unwrap_or(""), body.split("\n}").next().unwrap_or(body))).collect()
     }
 
+    /// The words of a kernel that a path leads to from its beginning past no wait: where each kind of warp has a wait of its own, the first in the text is not before all that comes behind it. As `scripts/check-kernels.sh`
+    /// finds them in machine code.
+    fn before_wait(body: &str) -> Vec<&str> {
+        let lines: Vec<_> = body.lines().map(str::trim).collect();
+        let label = |(at, line): (usize, &&'_ str)| line.strip_suffix(':').map(|name| (name.to_string(), at));
+        let labels: BTreeMap<_, _> = lines.iter().enumerate().filter_map(label).collect();
+        let (mut seen, mut next_ones, mut found) = (vec![false; lines.len()], vec![0], Vec::new());
+        while let Some(at) = next_ones.pop() {
+            if at >= lines.len() || replace(&mut seen[at], true) {
+                continue;
+            }
+            let mut words = lines[at].split(|c: char| c.is_whitespace() || ";{}".contains(c)).filter(|w| !w.is_empty());
+            let first = words.clone().next().unwrap_or("");
+            let always = !first.starts_with('@');
+            let name = if always { first } else { words.clone().nth(1).unwrap_or("") };
+            if always && name.starts_with("griddepcontrol.wait") {
+                continue;
+            }
+            found.extend(words.clone());
+            if name.starts_with("brx") {
+                found.push("a jump to a place that is not read");
+            } else if name.starts_with("bra") {
+                let target = words.next_back().and_then(|to| labels.get(to));
+                next_ones.push(*target.unwrap_or_else(|| panic!("{}: no such label", lines[at])));
+            }
+            if !(always && ["bra", "brx", "ret", "exit"].iter().any(|end| name.starts_with(end))) {
+                next_ones.push(at + 1);
+            }
+        }
+        found
+    }
+
     /// A kernel launched with programmatic serialization runs beside the one before it, and may touch memory only after that
     /// one's end. What is for GPUs from 90 on must therefore wait first, in every kernel; `prefetch` alone may come before, and in products that are
     /// links of chains loads of weights, where the launch says that nobody writes them (`src/gpu/device/chain.rs`).
     fn assert_waits_before_memory(name: &str, body: &str) {
-        let wait = body.find("griddepcontrol.wait").unwrap_or_else(|| panic!("{name} never waits"));
+        assert!(body.contains("griddepcontrol.wait"), "{name} never waits");
         let loads = if is_link(name) {
             &[][..]
         } else if is_wgmma(name) {
@@ -257,17 +292,19 @@ mod tests {
         } else {
             &["ld.global", "cp.async", "ld.v"]
         };
-        for access in ["st.global", "atom.", "red.", "st.v"].iter().chain(loads) {
+        let before = before_wait(body);
+        for access in ["st.global", "atom.", "red.", "st.v", "a jump"].iter().chain(loads) {
             // A word's beginning: copies say `cp.async.ca.shared.global`.
-            let begins = |at: &usize| body[..*at].ends_with(char::is_whitespace);
-            let first = body.match_indices(access).map(|(at, _)| at).find(begins).unwrap_or(usize::MAX);
-            assert!(wait < first, "{name}: {access} comes before griddepcontrol.wait");
+            assert!(
+                !before.iter().any(|word| word.starts_with(access)),
+                "{name}: {access} comes before griddepcontrol.wait"
+            );
         }
         // A kernel that releases its successor has waited: what that one loads at once is then written by nobody but this kernel. Quantizers between
         // products tell what else is written beside it.
         let between = ["quantize_fp8_1x128_small_", "quantize_fp8_row_"].iter().any(|start| name.starts_with(start));
-        let release = body.find("griddepcontrol.launch_dependents").unwrap_or(usize::MAX);
-        assert!(between || wait < release, "{name}: griddepcontrol.launch_dependents comes before griddepcontrol.wait");
+        let releases = before.contains(&"griddepcontrol.launch_dependents");
+        assert!(between || !releases, "{name}: griddepcontrol.launch_dependents comes before griddepcontrol.wait");
     }
 
     /// Whether these words begin with the name of a product that is told where it may load before its wait, in blocks that are links of chains. As
@@ -297,11 +334,19 @@ mod tests {
                    .visible .entry hasty(\n)\n{\ngriddepcontrol.launch_dependents;\ngriddepcontrol.wait;\n}\n\n\
                    .visible .entry stores(\n)\n{\nst.global.u8 [a], x;\ngriddepcontrol.wait;\n}\n\n\
                    .visible .entry copies(\n)\n{\ncp.async.ca.shared.global [s], [a], 8;\ngriddepcontrol.wait;\n}\n\n\
-                   .visible .entry bulk(\n)\n{\ncp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [a], 16, [b];\ngriddepcontrol.wait;\n}\n";
-        let [good, early, never, hasty, stores, copies, bulk] = entries(ptx)[..] else {
-            panic!("seven kernels were written")
+                   .visible .entry bulk(\n)\n{\ncp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [a], 16, [b];\ngriddepcontrol.wait;\n}\n\n\
+                   .visible .entry both_paths(\n)\n{\n\t@%p1 bra \t$L_1;\n\tgriddepcontrol.wait;\n\tld.global.u8 x, [a];\n\tbra.uni \t$L_2;\n$L_1:\n\tgriddepcontrol.wait;\n$L_2:\n\tst.global.u8 [a], x;\n\tret;\n}\n\n\
+                   .visible .entry one_path(\n)\n{\n\t@%p1 bra \t$L_1;\n\tgriddepcontrol.wait;\n\tbra.uni \t$L_2;\n$L_1:\n\tld.global.u8 x, [a];\n\tgriddepcontrol.wait;\n$L_2:\n\tret;\n}\n\n\
+                   .visible .entry around(\n)\n{\n\t@!%p1 bra \t$L_1;\n\tgriddepcontrol.wait;\n$L_1:\n\tst.global.u8 [a], x;\n\tret;\n}\n\n\
+                   .visible .entry sometimes(\n)\n{\n\t@%p1 griddepcontrol.wait;\n\tst.global.u8 [a], x;\n\tret;\n}\n\n\
+                   .visible .entry anywhere(\n)\n{\n\tbrx.idx %r1, $L_1;\n$L_1:\n\tgriddepcontrol.wait;\n\tret;\n}\n";
+        let [good, early, never, hasty, stores, copies, bulk, both_paths, one_path, around, sometimes, anywhere] =
+            entries(ptx)[..]
+        else {
+            panic!("twelve kernels were written")
         };
         assert_waits_before_memory(good.0, good.1);
+        assert_waits_before_memory(both_paths.0, both_paths.1);
         let link = "gemm_small_m_block_8_one of gemm/small_m_fp8 for compute_90a";
         assert_waits_before_memory(link, early.1);
         for block in ["sixteen", "narrow"] {
@@ -323,7 +368,8 @@ mod tests {
         ];
         let wrong = [early, never, hasty, copies, (link, never.1), (link, hasty.1), (link, stores.1)];
         let others = others.map(|name| (name, early.1)).into_iter().chain([("gemm_small_m_arrange", copies.1)]);
-        for (name, body) in wrong.into_iter().chain(of_wgmma).chain(others) {
+        let paths = [one_path, around, sometimes, anywhere];
+        for (name, body) in wrong.into_iter().chain(of_wgmma).chain(others).chain(paths) {
             assert!(std::panic::catch_unwind(|| assert_waits_before_memory(name, body)).is_err(), "{name}");
         }
     }
