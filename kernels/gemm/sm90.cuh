@@ -336,11 +336,14 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     if (threadIdx.x == 0) stamp(p, 0);
 #endif
     constexpr bool EARLY = sm90_early<C, GROUPED>();
+    constexpr u32 PRODUCERS = C::ONE_PRODUCER ? 1 : 2;
+    const u32 producer = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4 * C::GROUPS;  // of warps of products a number beyond all
     const auto prefetch = [&] {
         prefetch_map(a);
         prefetch_map(b);
         if (C::STORE == STORE_BOXES && C::AS_NUMBERS && p.d_type < 2) prefetch_map(d);
     };
+    Sm90First first = {};
     if (threadIdx.x == 0) {
 #ifdef SCALED_GEMM_BOUNDED_WAITS
         gave_up = 0;
@@ -349,28 +352,25 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         if (!EARLY) prefetch();
         // A stage is read by the warps of every warpgroup.
         for (u32 i = 0; i < C::STAGES; i++) {
-            barrier_init(shared + C::FULL + 8 * i, C::ONE_PRODUCER ? 1 : 2);
+            barrier_init(shared + C::FULL + 8 * i, PRODUCERS);
             barrier_init(shared + C::EMPTY + 8 * i, 4 * C::GROUPS * C::SHARERS);
         }
         barriers_ready();
     }
-    // Every warp once: producers of a tile that is known early behind that.
-    const auto ready = [] {
-        if (C::CLUSTER > 1) {
-            cluster_arrive_relaxed();
-            cluster_wait();
-        } else {
-            __syncthreads();
-        }
-        begin();
-    };
-    if (!EARLY) ready();
+    if (EARLY && producer < PRODUCERS) {
+        if (threadIdx.x == 128 * C::GROUPS) prefetch();
+        first = sm90_first<C, GROUPED>(p);
+    }
+    if (C::CLUSTER > 1) {
+        cluster_arrive_relaxed();
+        cluster_wait();
+    } else {
+        __syncthreads();
+    }
+    begin();
     if (group == C::GROUPS) {
         if (C::GROUPS > 1) fewer_registers<40>();
-        const u32 warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4 * C::GROUPS;
-        if (EARLY && warp == 0 && threadIdx.x % 32 == 0) prefetch();
-        if (warp < (C::ONE_PRODUCER ? 1 : 2)) sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared, warp == 1, ready);
-        else if (EARLY) ready();
+        if (producer < PRODUCERS) sm90_produce<C, GROUPED>(a, b, a_edge, b_edge, p, shared, producer == 1, first);
 #ifdef SCALED_GEMM_BOUNDED_WAITS
         if (threadIdx.x == 128 * C::GROUPS) finished = 1;
         if (threadIdx.x == 128 * C::GROUPS + 64) {
@@ -387,7 +387,6 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         }
 #endif
     } else {
-        if (EARLY) ready();
         if (C::GROUPS > 1) more_registers<232>();
         sm90_multiply<C, GROUPED>(d, p, shared, group);
     }

@@ -115,9 +115,11 @@ template <class C, u32 GROUPED> struct Sm90Walk {
         tile.row = row + y * C::ROWS;
         tile.col = x * C::OUT_COLS;
         tile.rows = (int)rows - (int)(y * C::ROWS);
-        unit += gridDim.x / C::CLUSTER;
+        skip();
         return true;
     }
+
+    __device__ __forceinline__ void skip() { unit += gridDim.x / C::CLUSTER; }
 };
 
 // Of groups memory tells which tile is the first, that the kernel before may write.
@@ -163,17 +165,26 @@ template <class C, u32 GROUPED> __device__ __forceinline__ Sm90ScalesOfB sm90_sc
             (u64)(C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0) * p.pitch_b};
 }
 
-// The tiles of a block, one after the other: f of each. Where the first is known early, all of the block is `ready`, and the kernel before has ended, behind that; else before. All lanes of a warp together.
-template <class C, u32 GROUPED, class R, class F> __device__ __forceinline__ void sm90_each_tile(const Sm90Problem& p, const R& ready, const F& f) {
-    Sm90Walk<C, GROUPED> walk(p);
+// The first tile of a block, if it has one, where it is known early: before all of the block is ready, and the kernel before has ended.
+struct Sm90First {
     Sm90Tile tile;
-    if constexpr (sm90_early<C, GROUPED>()) {
-        bool more = walk.next(tile);
-        ready();
-        for (; more; more = walk.next(tile)) f(tile);
-    } else {
-        while (walk.next(tile)) f(tile);
-    }
+    bool any;
+};
+template <class C, u32 GROUPED> __device__ __forceinline__ Sm90First sm90_first(const Sm90Problem& p) {
+    Sm90Walk<C, GROUPED> walk(p);
+    Sm90First first;
+    first.any = walk.next(first.tile);
+    return first;
+}
+
+// The tiles of a block, one after the other: f of each. All lanes of a warp together.
+template <class C, u32 GROUPED, class F> __device__ __forceinline__ void sm90_each_tile(const Sm90Problem& p, const Sm90First& first, const F& f) {
+    Sm90Walk<C, GROUPED> walk(p);
+    Sm90Tile tile = first.tile;
+    bool more = first.any;
+    if constexpr (sm90_early<C, GROUPED>()) walk.skip();
+    else more = walk.next(tile);
+    for (; more; more = walk.next(tile)) f(tile);
 }
 
 // What a copy finds outside of its matrix it fills with zeros at 16 bytes a cycle, a quarter of the rate of what it reads: a tile that was half outside took 1.4 times as long as a whole one
@@ -221,12 +232,12 @@ template <class C, u32 GROUPED> struct Sm90Boxes {
 // Fills the stages: one warp asks for operands, and another one for scales of k-blocks, in one loop that both have in common; or one for both (ONE_PRODUCER). Requests of a chosen lane cost it little (`elected`), and the engine, which takes 65 cycles for
 // each, has the time for them: with 1x128 scales copied by 32 lanes past the engine tiles of 128 rows took 1.01 to 1.04 of the time, with those of four k-blocks by one box 1.00 to 1.03, and without any of 128x128 scales as long (observed: H200, 2026-11,
 // benches/record/2026-11-30-nvidia-h200-requests).
-template <class C, u32 GROUPED, class R>
-__device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, bool of_scales, const R& ready) {
+template <class C, u32 GROUPED>
+__device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const TensorMap& a_edge, const TensorMap& b_edge, const Sm90Problem& p, u32 shared, bool of_scales, const Sm90First& first_tile) {
     constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
     static_assert(!TILED_A || GROUPED == GROUPS_NONE, "rows of a group may begin inside a tile of 128x128 scales");
     Sm90Ring<C> ring = {0, 1};
-    sm90_each_tile<C, GROUPED>(p, ready, [&](const Sm90Tile& tile) {
+    sm90_each_tile<C, GROUPED>(p, first_tile, [&](const Sm90Tile& tile) {
         const auto [first, end] = sm90_range<C, GROUPED>(p, tile);
         const Sm90Boxes<C, GROUPED> boxes(a, b, a_edge, b_edge, p, tile, shared);
         const u32 row = boxes.row, group_row = sm90_group_row<GROUPED>(p, tile);
