@@ -86,6 +86,21 @@ fn blocks_meet_and_clusters_read_one_another() {
     }
 }
 
+/// Which one is told with the lane's number or without it, among those that are named.
+#[test]
+fn one_lane_of_a_warp_is_elected() {
+    let body = format!(
+        "{PLACE} elect.sync _|%p1, -1; selp.u32 %r5, 100, 0, %p1; and.b32 %r8, %r1, 31; setp.lt.u32 %p2, %r8, 3; @%p2 bra $end;\n\
+         elect.sync %r6|%p3, 0xFFFFFFF8; selp.u32 %r7, 1000, 0, %p3; add.u32 %r5, %r5, %r6; add.u32 %r5, %r5, %r7;\n\
+         $end: st.global.u32 [%rd3], %r5;"
+    );
+    let found = words(&module(OUT, "", &body), 1, 64, 64).unwrap();
+    for (n, &value) in found.iter().enumerate() {
+        let expected = [100, 0, 0, 1003].get(n % 32).copied().unwrap_or(3);
+        assert_eq!(value, expected, "thread {n}");
+    }
+}
+
 #[test]
 fn copies_come_when_they_are_waited_for() {
     let copy = |wait: &str| {

@@ -172,9 +172,10 @@ impl<'a> Names<'a> {
                 Operand::Pred(p) => Ok(Operand::Pred(Guard { negated: true, ..p })),
                 other => Err(format!("line {line}: ! before {other:?}")),
             },
-            "_" => Ok(Operand::Register(Register::Sink)),
             text => {
-                let found = if let Some(register) = self.register(text) {
+                let found = if text == "_" {
+                    Operand::Register(Register::Sink)
+                } else if let Some(register) = self.register(text) {
                     match register {
                         Register::Pred(pred) => Operand::Pred(Guard { pred, negated: false }),
                         _ => Operand::Register(register),
