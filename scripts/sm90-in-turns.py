@@ -226,6 +226,8 @@ def main():
     args = parser.parse_args()
     if args.deepgemm and args.kernels != "plain":
         parser.error(f"--deepgemm: beside `plain` alone, not {args.kernels}")
+    if args.rounds < 1 or not 0 <= args.settled < 3600:
+        parser.error(f"--rounds {args.rounds}, --settled {args.settled}: 1 or more, and seconds from 0 to an hour")
     table, problems = configs(), []
     for word in args.problems.split(","):
         found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*):(\S+)", word)

@@ -484,7 +484,8 @@ pub struct GemmArgs {
     /// 128x128 x 1x128, rows or matrices, and on sm_80 and newer weights that are decoded; refused elsewhere.
     #[arg(long)]
     pub batch_invariant: bool,
-    /// Measured choices to use: a file that `tune` wrote.
+    /// Measured choices to use: a file that `tune` wrote. What was chosen and why is said, also where no
+    /// record of the file is of this product.
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
     /// Safetensors file to write (one that is there is replaced); D is the tensor `d` in it.

@@ -255,6 +255,39 @@ fn tune_then_bench_with_the_records() {
     assert_words(&fs::read_to_string(&plot).unwrap(), &["<svg", "bf16"]);
 }
 
+/// A record that holds, one of another GPU, and one of another product.
+#[test]
+fn a_product_says_what_became_of_records() {
+    if !gpu() {
+        return;
+    }
+    let folder = Folder::new();
+    let [plain, w, d, records] = ["plain", "w", "d", "tune.json"].map(|name| folder.file(name));
+    let (n, k) = (64, 256);
+    write(&plain, &[f32_tensor("t", [n, k], 2)]);
+    good("cpu", &["quantize", &plain, "-o", &w, "--recipe", "nvfp4"]);
+    let b = format!("{w}:t");
+    let product = |rows: usize| {
+        let x = folder.file("x");
+        write(&x, &[("t", Dtype::BF16, vec![rows, k], [0x80, 0x3F].repeat(rows * k))]);
+        let a = format!("{x}:t");
+        let gemm = ["gemm", "--a", &a, "--b", &b, "--tuning", &records, "-o", &d];
+        let value = json(&[&gemm[..], &["--json"]].concat());
+        value["plan"].as_str().unwrap().to_string()
+    };
+    let shape = format!("4x{n}x{k}");
+    let asked = ["--schemes", "nvfp4", "--activations", "bf16", "--shapes", &shape];
+    good("cuda", &[&["tune", "-o", &records][..], &asked].concat());
+    assert_words(&product(4), &["a record says so", "us"]);
+    let other = product(3);
+    assert!(!other.contains("record"), "{other}");
+    let tuned = fs::read_to_string(&records).unwrap();
+    let elsewhere = tuned.replace("\"sm_count\": ", "\"sm_count\": 9");
+    assert_ne!(tuned, elsewhere);
+    fs::write(&records, elsewhere).unwrap();
+    assert_words(&product(4), &["not taken: tuning record", "sm_count"]);
+}
+
 /// Plain rows of FP8 weights, for which nothing is planned but `small-m`, are tuned where that is asked for.
 #[test]
 fn weight_only_fp8_is_tuned_and_timed() {

@@ -83,6 +83,8 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     if nan > 0 {
         text += &format!("d: {} NaN: from NaN or infinite operands\n", count(nan, "value is", "values are"));
     }
+    let plan = device.explained();
+    text += plan.unwrap_or_default();
     let odd_a = match &a {
         HostA::Quantized(codes) => odd(&args.a, &file_a, codes)?,
         HostA::Plain(..) => Vec::new(),
@@ -93,7 +95,7 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         "device": device.name(), "output": args.output.display().to_string(), "tensor": RESULT,
         "m": m, "n": n, "k": k, "a": operand.to_string(), "b": b.scheme().to_string(),
         "out_dtype": args.out_dtype.name(), "bias": bias.is_some(), "activation": args.activation.name(),
-        "nan": nan, "infinite": infinite,
+        "nan": nan, "infinite": infinite, "plan": plan,
     });
     Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value).with_notes(notes))
 }

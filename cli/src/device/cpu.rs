@@ -133,6 +133,10 @@ impl Device for Cpu {
         reference::scaled_gemm(inputs)
     }
 
+    fn explained(&self) -> Option<&str> {
+        None
+    }
+
     fn arithmetic(&self, _a: Operand, _b: Scheme) -> (Accumulator, Gelu) {
         (Accumulator::Fp32, Gelu::Ieee)
     }

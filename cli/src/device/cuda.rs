@@ -43,6 +43,9 @@ pub(super) struct Cuda {
     accumulation: Accumulation,
     batch_invariant: bool,
     chained: bool,
+    /// Whether measured choices are in use, and what was made of them for the last product.
+    tuned: bool,
+    explained: Option<String>,
     /// Its place on the bus, by which nvidia-smi knows it: the driver's list may be another than nvidia-smi's.
     bus_id: Option<String>,
     watch: ClockWatch,
@@ -59,6 +62,8 @@ pub fn open(ordinal: usize) -> Result<Box<dyn Device>> {
         accumulation: Accumulation::Precise,
         batch_invariant: false,
         chained: false,
+        tuned: false,
+        explained: None,
         bus_id,
         watch,
         fastest: Vec::new(),
@@ -366,6 +371,7 @@ impl Device for Cuda {
 
     fn use_tuning(&mut self, path: &Path) -> Result<()> {
         self.handle.set_tuning(TuneTable::load(path)?);
+        self.tuned = true;
         Ok(())
     }
 
@@ -414,8 +420,16 @@ impl Device for Cuda {
         if let Some((data, dtype, len)) = &bias {
             args = args.bias(VecRef::new(data, *dtype, *len)?);
         }
+        let desc = args.desc()?;
         self.handle.scaled_gemm(args)?;
+        if self.tuned {
+            self.explained = Some(self.handle.plan(&desc)?.explain());
+        }
         self.download(&d, m, n, out)
+    }
+
+    fn explained(&self) -> Option<&str> {
+        self.explained.as_deref()
     }
 
     fn arithmetic(&self, a: Operand, b: Scheme) -> (Accumulator, Gelu) {

@@ -248,6 +248,9 @@ pub trait Device {
     /// The scaled product. Takes pair, output type, bias and activation from `inputs`.
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>>;
 
+    /// How the last product was computed and why, where measured choices are in use.
+    fn explained(&self) -> Option<&str>;
+
     /// What adds the products of this pair here, and who computes a GELU: which bound applies.
     fn arithmetic(&self, a: Operand, b: Scheme) -> (Accumulator, Gelu);
 

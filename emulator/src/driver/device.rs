@@ -8,6 +8,8 @@ use crate::memory::Memory;
 
 /// Names the compute capability: `9.0`.
 const VARIABLE: &str = "SCALED_GEMM_EMULATED";
+/// Names the number of multiprocessors: with few of them blocks of small products have several tiles.
+const OF_SMS: &str = "SCALED_GEMM_EMULATED_SMS";
 const NAME: &str = "PTX emulator (no GPU)";
 const UUID: [u8; 16] = *b"PTX emulator\0\0\0\0";
 /// Bytes of shared memory of a block that the driver keeps for itself.
@@ -28,10 +30,12 @@ pub struct Device {
     pub threads_of_sm: u32,
     /// Blocks of a multiprocessor.
     pub blocks_of_sm: u32,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
 }
 
-/// Multiprocessors.
-pub const MULTIPROCESSORS: u32 = 132;
+/// Those of an H200.
+const MULTIPROCESSORS: u32 = 132;
 
 impl Device {
     fn of(capability: u32) -> Self {
@@ -41,7 +45,8 @@ impl Device {
             89 | 120..130 => (99, 100, 1536, 24),
             _ => (227, 228, 2048, 32),
         };
-        Self { capability, shared: shared << 10, shared_of_sm: shared_of_sm << 10, threads_of_sm, blocks_of_sm }
+        let [shared, shared_of_sm] = [shared, shared_of_sm].map(|kib| kib << 10);
+        Self { capability, shared, shared_of_sm, threads_of_sm, blocks_of_sm, multiprocessors: MULTIPROCESSORS }
     }
 
     /// Whether there are clusters of blocks.
@@ -71,12 +76,18 @@ fn capability(text: &str) -> Option<u32> {
 
 /// The device of this process.
 pub static DEVICE: LazyLock<Device> = LazyLock::new(|| {
-    let named = std::env::var(VARIABLE).ok().filter(|text| !text.is_empty());
-    let named = named.as_deref().unwrap_or("9.0");
-    Device::of(capability(named).unwrap_or_else(|| {
+    let of = |variable| std::env::var(variable).ok().filter(|text| !text.is_empty());
+    let named = of(VARIABLE).unwrap_or("9.0".into());
+    let device = Device::of(capability(&named).unwrap_or_else(|| {
         eprintln!("PTX emulator: {VARIABLE}={named} is no compute capability such as 9.0; it is 9.0 then");
         90
-    }))
+    }));
+    let Some(sms) = of(OF_SMS) else { return device };
+    let multiprocessors = sms.parse().ok().filter(|sms| (1..=1024).contains(sms)).unwrap_or_else(|| {
+        eprintln!("PTX emulator: {OF_SMS}={sms} is no number from 1 to 1024; it is {MULTIPROCESSORS} then");
+        MULTIPROCESSORS
+    });
+    Device { multiprocessors, ..device }
 });
 
 /// There is device 0.
@@ -101,7 +112,7 @@ fn attribute(device: &Device, number: u32) -> u32 {
         13 => 1_980_000,
         14 => 512,
         15 => 1,
-        16 => MULTIPROCESSORS,
+        16 => device.multiprocessors,
         // Mapped host memory, kernels beside one another, ECC.
         19 | 31 | 32 => 1,
         // Memory's clock and bus, L2, copy engines.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::codes::*;
-use super::device::{DEVICE, Device, MULTIPROCESSORS};
+use super::device::{DEVICE, Device};
 use super::module::Function;
 use super::op::Op;
 use super::state::{Handle, call};
@@ -75,7 +75,7 @@ impl Shape {
                 return Err(NOT_SUPPORTED);
             }
         }
-        let resident = u64::from(function.resident(threads as u32, shared, device) * MULTIPROCESSORS);
+        let resident = u64::from(function.resident(threads as u32, shared, device) * device.multiprocessors);
         if cooperative && blocks > resident {
             return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
         }

@@ -174,6 +174,13 @@ impl GemmPlan {
                 self.rejected.push(format!("tuning record: {reason}"));
             }
         }
+        if record.is_none() && self.rejected.is_empty() {
+            let reason = handle.slot::<PlanState>().tuning.passed_over(&self.environment, &self.desc);
+            if let Some(reason) = reason {
+                tracing::debug!(reason, "tuning record passed over for {}", self.desc);
+                self.rejected.push(format!("tuning record: {reason}"));
+            }
+        }
         let Some(record) = record.filter(asked) else { return Ok(false) };
         let reason = match self.take_record(handle, &record, &problem) {
             Ok(()) => match self.candidate.as_ref().map_or(Ok(None), |candidate| cannot_load(handle, candidate))? {

@@ -44,6 +44,21 @@ impl TuneTable {
         fitting.find(|r| r.environment.driver == here.driver).or(first)
     }
 
+    /// Why no record holds for this problem here, though one may be meant: that of another machine, or of a link of chains.
+    pub(crate) fn passed_over(&self, here: &Environment, desc: &GemmDesc) -> Option<String> {
+        if self.records.is_empty() || self.find(here, desc).is_some() {
+            return None;
+        }
+        let problem = ProblemRecord::from(desc);
+        if let Some(Err(Error::Record { reason, .. })) =
+            self.records.iter().find(|r| r.problem == problem).map(|record| record.check(here, desc))
+        {
+            return Some(reason);
+        }
+        let of_link = !desc.chained && self.find(here, &desc.with_chained(true)).is_some();
+        of_link.then(|| "of a link of chains, and this call is alone: `scaled-gemm tune` without --chained".into())
+    }
+
     /// The table as JSON.
     ///
     /// # Errors
@@ -123,6 +138,32 @@ mod tests {
         assert!(TuneTable::load(&file).unwrap_err().to_string().contains("scaled-gemm-tune"));
         std::fs::remove_file(&file).unwrap();
         assert!(matches!(TuneTable::load(&file), Err(Error::Io { .. })));
+    }
+
+    #[test]
+    fn what_is_passed_over_is_told_where_it_may_be_meant() {
+        let of = |records: &[TuneRecord], here: &Environment, desc: &GemmDesc| {
+            let mut table = TuneTable::default();
+            records.iter().for_each(|record| table.insert(record.clone()));
+            table.passed_over(here, desc)
+        };
+        let [alone, link] = [false, true].map(|chained| desc().with_chained(chained));
+        let of_link = TuneRecord { problem: ProblemRecord::from(&link), ..record() };
+        let elsewhere = Environment { sm_count: 78, ..environment() };
+        assert_eq!(of(&[], &environment(), &alone), None);
+        assert_eq!(of(&[record()], &environment(), &alone), None, "it holds");
+        assert_eq!(of(&[record(), of_link.clone()], &environment(), &alone), None, "one of them holds");
+        assert_eq!(of(&[record()], &environment(), &GemmDesc { m: 1, ..alone }), None, "of another problem");
+        assert_eq!(
+            of(&[record()], &environment(), &link),
+            None,
+            "a record of a call alone, which take_tuned asks for, too"
+        );
+        let told = |records: &[TuneRecord], here: &Environment| of(records, here, &alone).unwrap();
+        let text = told(&[record()], &elsewhere);
+        assert!(text.contains("132") && text.contains("78"), "{text}");
+        assert!(told(std::slice::from_ref(&of_link), &environment()).contains("without --chained"));
+        assert!(told(&[of_link, record()], &elsewhere).contains("132"));
     }
 
     #[cfg(unix)]
