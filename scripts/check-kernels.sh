@@ -76,8 +76,8 @@ def overtaken(lines):
             # Of a scoreboard, of loads whose scoreboard is the next one's, and of registers: after how many waits for a barrier the loads were issued. Of loads also their names.
             function, waits_seen, waited_for, loose, of_registers = name[1], 0, {}, [], {}
             two_vectors = re.search("_vector_|_block_a_", function)
-        elif first := re.match(r"\s*/\*[0-9a-f]{4,5}\*/\s+(.*?);\s*/\* 0x[0-9a-f]{16} \*/", line):
-            text = first[1]
+        elif first := INSTRUCTION.match(line):
+            text = first[2]
         elif text and (second := re.match(r"\s*/\* 0x([0-9a-f]{16}) \*/", line)):
             control = int(second[1], 16) >> 41
             sets, waits = control >> 5 & 7, control >> 11 & 63
@@ -118,7 +118,7 @@ def before_wait(lines, allowed):
         return set()
     code = {}
     for line in lines:
-        if first := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s*/\* 0x[0-9a-f]{16} \*/", line):
+        if first := INSTRUCTION.match(line):
             code[int(first[1], 16)] = first[2]
     places = list(code)
     behind, seen, next_ones, found = dict(zip(places, places[1:])), set(), places[:1], set()
@@ -148,6 +148,8 @@ def before_wait(lines, allowed):
 
 
 FUNCTION = re.compile(r"\s+Function : (\S+)")
+# Its address and text, before the first of its two words.
+INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s*/\* 0x[0-9a-f]{16} \*/")
 # Products for Hopper (kernels/gemm/sm90_*.cu), and kernels of CONTROL.
 RING = re.compile(r"(gemm_(fp8|e5m2_e4m3|e4m3_e5m2)|control)_(block|plain|vector|outer|codes|swiglu)_")
 MACHINE = re.compile(r"arch = sm_(\d+)|\s*code for sm_(\d+)")

@@ -45,8 +45,14 @@ impl Device {
             89 | 120..130 => (99, 100, 1536, 24),
             _ => (227, 228, 2048, 32),
         };
-        let [shared, shared_of_sm] = [shared, shared_of_sm].map(|kib| kib << 10);
-        Self { capability, shared, shared_of_sm, threads_of_sm, blocks_of_sm, multiprocessors: MULTIPROCESSORS }
+        Self {
+            capability,
+            shared: shared << 10,
+            shared_of_sm: shared_of_sm << 10,
+            threads_of_sm,
+            blocks_of_sm,
+            multiprocessors: MULTIPROCESSORS,
+        }
     }
 
     /// Whether there are clusters of blocks.

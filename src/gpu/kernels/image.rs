@@ -252,8 +252,8 @@ mod tests {
     /// finds them in machine code.
     fn before_wait(body: &str) -> Vec<&str> {
         let lines: Vec<_> = body.lines().map(str::trim).collect();
-        let label = |(at, line): (usize, &&'_ str)| line.strip_suffix(':').map(|name| (name.to_string(), at));
-        let labels: BTreeMap<_, _> = lines.iter().enumerate().filter_map(label).collect();
+        let labels: BTreeMap<_, _> =
+            lines.iter().enumerate().filter_map(|(at, line)| Some((line.strip_suffix(':')?, at))).collect();
         let (mut seen, mut next_ones, mut found) = (vec![false; lines.len()], vec![0], Vec::new());
         while let Some(at) = next_ones.pop() {
             if at >= lines.len() || replace(&mut seen[at], true) {
