@@ -113,6 +113,11 @@ class Turns(unittest.TestCase):
         self.assertEqual(said[1], "| 128 | 4096 | 7168 | pauses | deepgemm 10.00, sm90 9.00, native 10.00, repeated-scales 14.00 | plan sm90 | plan / DeepGEMM 0.900, cuBLASLt / plan 1.111 "
                                   "| deepgemm 9.50 11.00 10.00; sm90 9.00 9.00 9.00; native 10.00 10.00 10.00; repeated-scales 14.00 | deepgemm 3 turns; sm90 3 turns | error 3.0e-03 |")
 
+    def test_each_second_number_of_rows_begins_with_ours(self):
+        _, _, log = self.compare([(256, 4096, 7168), (512, 4096, 7168)])
+        sides = lambda cadence: "".join(line[0] for line in log if f" time {cadence}" in line)
+        self.assertEqual(sides("pauses"), "ooot" + "too" + "oot" + "tooo" + "oot" + "too")
+
     def test_configurations_have_a_line_that_no_summary_counts(self):
         _, said, log = self.compare([(128, 4096, 7168)], configs="1024")
         self.assertEqual(log[0], "started --bench --requests 1024")

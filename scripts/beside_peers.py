@@ -1,4 +1,4 @@
-"""The others: DeepGEMM and Humming, which take turns with us (beside_turns.py). Each is called as its users call it; torch and the package itself are imported with the first operands.
+"""The others: DeepGEMM (whole products and groups of rows) and Humming, which take turns with us (beside_turns.py). Each is called as its users call it; torch and the package itself are imported with the first operands.
 
 A peer has `sides`, names of what takes turns; `problem` prepares operands and returns what to note of them, and `time` the microseconds of a call by a side."""
 
@@ -48,6 +48,50 @@ class DeepGemm:
             deep_gemm.set_pdl(was)
 
 
+class DeepGemmGroups:
+    """`m_grouped_fp8_gemm_nt_contiguous` and `m_grouped_fp8_gemm_nt_masked`: groups of rows, 1x128 x 128x128 to BF16, each with a matrix of its own."""
+
+    name = "DeepGEMM"
+
+    def problem(self, case, rows, step, sets):
+        """Groups of so many rows; contiguous ones begin at multiples of `step`, and masked ones have slots of so many."""
+        import torch
+        self.sets = []
+        torch.cuda.empty_cache()
+        masked, groups, n, k = case.kind == "masked", case.groups, case.n, case.k
+        self.usual = sum(rows) // groups
+        places = [step if masked else -(-count // step) * step for count in rows]
+        weights = [tuple(torch.stack(part) for part in zip(*[weight(n, k) for _ in range(groups)])) for _ in range(sets)]
+        if masked:
+            self.where = torch.tensor(rows, device="cuda", dtype=torch.int32)
+        else:
+            self.where = torch.full((sum(places),), -1, device="cuda", dtype=torch.int32)
+            for g, count in enumerate(rows):
+                start = sum(places[:g])
+                self.where[start:start + count] = g
+        for w in weights:
+            a = slots(groups, step, k) if masked else tokens(sum(places), k)
+            self.sets.append((a, w, torch.zeros(*a[0].shape[:-1], n, device="cuda", dtype=torch.bfloat16)))
+        self.masked = masked
+        self.call(0)
+        # The last group, of which padding has an end, too.
+        (a, scales), (codes, of_codes), d = self.sets[0]
+        at = (groups - 1, slice(0, min(rows[-1], 64))) if masked else (slice(sum(places[:-1]), sum(places[:-1]) + min(rows[-1], 64)),)
+        a = (a[at].float().view(-1, k // 128, 128) * scales[at].float().unsqueeze(-1)).reshape(-1, k)
+        return checked(a, first_rows(codes[-1], of_codes[-1]), d[at])
+
+    def call(self, i):
+        import deep_gemm
+        a, w, d = self.sets[i % len(self.sets)]
+        if self.masked:
+            deep_gemm.m_grouped_fp8_gemm_nt_masked(a, w, d, self.where, self.usual)
+        else:
+            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, w, d, self.where)
+
+    def time(self, side, calls, timing):
+        return time_of(self.call, calls, timing)
+
+
 class Humming:
     """`HummingLayer`: BF16 activations and weights in `scheme`, which it puts into an order of its own. Its kernels for Hopper always overlap the end of the call before."""
 
@@ -93,13 +137,27 @@ def checked(a, b, d):
     return f"error {error:.1e}"
 
 
-def tokens(m, k):
-    import torch, deep_gemm
-    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+def quantized(x):
+    """Codes with a scale for 128 columns of a row."""
+    import torch
+    m, k = x.shape
     groups = x.view(m, k // 128, 128).float()
     scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
-    codes = (groups / scale).to(torch.float8_e4m3fn).view(m, k)
-    return codes, deep_gemm.get_mn_major_tma_aligned_tensor(scale.squeeze(-1))
+    return (groups / scale).to(torch.float8_e4m3fn).view(m, k), scale.squeeze(-1)
+
+
+def tokens(m, k):
+    import torch, deep_gemm
+    codes, scales = quantized(torch.randn(m, k, device="cuda", dtype=torch.bfloat16))
+    return codes, deep_gemm.get_mn_major_tma_aligned_tensor(scales)
+
+
+def slots(groups, rows, k):
+    """Tokens in slots of so many rows, one slot a group."""
+    import torch, deep_gemm
+    parts = [quantized(torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)) for _ in range(groups)]
+    codes, scales = (torch.stack(part) for part in zip(*parts))
+    return codes, deep_gemm.get_mn_major_tma_aligned_tensor(scales)
 
 
 def weight(n, k):

@@ -187,14 +187,14 @@ def time_of(call, calls, timing):
     return statistics.median(times) / calls
 
 
-def rounds_of(ours, others, rounds, lost, behind=lambda side, turns: False):
-    """Turns of all sides, round after round, every other one backwards: {side: [(microseconds, start, end)]}. A side is a name and a call that times it; the others come first. `behind` says of
-    one of ours that its first turn was enough. What one of the others fails with goes to `lost`, and it has no more turns; ours is the caller's."""
+def rounds_of(ours, others, rounds, lost, behind=lambda side, turns: False, backwards=False):
+    """Turns of all sides, round after round, every other one backwards: {side: [(microseconds, start, end)]}. A side is a name and a call that times it; the others come first, or last where the first round
+    is `backwards`. `behind` says of one of ours that its first turn was enough. What one of the others fails with goes to `lost`, and it has no more turns; ours is the caller's."""
     sides = {**others, **ours}
     turns = {side: [] for side in sides}
     for i in range(rounds):
         done = {side for side in ours if i and behind(side, turns)}
-        for side in list(sides) if i % 2 == 0 else list(sides)[::-1]:
+        for side in list(sides)[::-1 if (i + backwards) % 2 else 1]:
             if side in done or side not in turns:
                 continue
             start = time.time()
@@ -295,7 +295,7 @@ def record(args, begin, prewarmed, load, measure, problems, summary):
     clock = Clock()
     say(f"# {args.rounds} rounds of turns; clocks: {clock.what}")
     one = lambda problem, bench: measure(problem, bench, peers, clock, args.rounds, say)
-    failures = compare(problems, lambda: Bench(args.bench, None, say), one, args.seconds, begin, say)
+    failures = compare(problems, lambda: Bench(args.bench, getattr(args, "configs", None), say), one, args.seconds, begin, say)
     clock.stop()
     summary(lines)
     return 0 if whole and not failures else 1
