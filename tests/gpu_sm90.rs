@@ -153,6 +153,9 @@ fn tiles_outnumber_blocks() {
         ([2150, 2312, 656], Case { gap: 4, ..Case::new(DType::F32) }),
         ([2150, 2312, 1024], bf16),
         ([2200, 2312, 1168], bf16),
+        // Whole rounds of rings of five stages, so that each tile begins at the first: an odd number of them, and an even one.
+        ([2150, 2312, 640], bf16),
+        ([2150, 2312, 1280], bf16),
         // Four k-blocks behind the eight of a loop's body, and one or three more.
         ([2200, 2312, 1536], bf16),
         ([2150, 2312, 1552], bf16),
@@ -370,7 +373,8 @@ fn slots_hold_their_first_rows() {
 }
 
 fn slots_of(handle: &Handle, rng: &mut Noise, k: usize) {
-    let (n, slot, counts) = (128, 256, [0i64, 16, 300, 256, 200, -3, 1, 129]);
+    // Those about 64 and 192 fill a warpgroup's first or second 64 rows of the largest tile, or one row more.
+    let (n, slot, counts) = (128, 256, [0i64, 16, 300, 256, 200, -3, 1, 129, 64, 65, 192, 193]);
     let mut of = Groups::new(handle, rng, [slot * counts.len(), n, k], counts.len(), DType::Bf16);
     let clamped: Vec<_> =
         counts.iter().enumerate().map(|(g, c)| ((g * slot) as i64, (*c).clamp(0, slot as i64))).collect();
@@ -512,6 +516,7 @@ fn many_groups_of_many_tiles() {
         (512, 1024, DType::Bf16, (VEC, BLK)),
         (384, 1168, DType::Bf16, (VEC, BLK)),
         (512, 1536, DType::Bf16, (VEC, BLK)),
+        (512, 1280, DType::Bf16, (VEC, BLK)),
         (512, 1024, DType::Bf16, ROW_PAIR),
         (384, 1168, DType::Bf16, ROW_PAIR),
         (384, 272, DType::F32, ROW_PAIR),

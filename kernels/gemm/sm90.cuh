@@ -76,8 +76,9 @@ template <class C> struct Sm90Math {
         else barrier_arrive(at);
     }
 
-    // The stage of product `j`, where `now` are begun in this call.
-    __device__ __forceinline__ u32 stage_of(u32 j, u32 now, u32 each) const {
+    // The stage of product `j`, where `now` are begun in this call; ROUND: it began at the ring's first stage.
+    template <bool ROUND> __device__ __forceinline__ u32 stage_of(u32 j, u32 now, u32 each) const {
+        if (ROUND) return j / each % C::STAGES;
         const u32 back = now / each - j / each + 1;
         return ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back;
     }
@@ -93,15 +94,17 @@ template <class C> struct Sm90Math {
         return col == 0 || (col < 128 && col < (EDGE ? EDGE : edge)) ? tiles[0] : tiles[C::SCALE_PARTS - 1];
     }
 
-    // `BLOCKS` k-blocks from `block` on; `edge` is known to be EDGE, or that is 0. While the first product runs, `meanwhile`, which may still touch the sums.
-    template <u32 BLOCKS, u32 EDGE, class F> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, const F& meanwhile) {
-        constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
+    // `BLOCKS` k-blocks from `block` on, of the first WAVES waves of rows; `edge` is known to be EDGE, or that is 0. ROUND: the ring stands at its first stage, and will again, so that all its places are numbers
+    // that the compiler knows. While the first product runs, `meanwhile`, which may still touch the sums.
+    template <u32 BLOCKS, u32 EDGE, u32 WAVES = C::WAVES, bool ROUND = false, class F> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, const F& meanwhile) {
+        constexpr u32 EACH = WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
         constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::OF_COLUMNS, TILED_A = C::SCALES == SCALES_BLOCK_A;
         constexpr bool TOGETHER = SCALED && C::DEPTH > 1 && !TILED_A;
         constexpr bool BEHIND = VECTOR && LOOKED_AT;
         static_assert((C::DEPTH + EACH - 1) / EACH < C::STAGES, "stages that wait for the next product");
-        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tiles[C::SCALE_PARTS] = {};
+        static_assert(!ROUND || BLOCKS % C::STAGES == 0, "whole rounds");
+        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[WAVES][2], tiles[C::SCALE_PARTS] = {};
         float2 kept[C::KEPT > 0 ? C::KEPT : 1];
         u32 from_a = 0, from_b = 0, scale = 0, read = 0;
 #pragma unroll
@@ -109,8 +112,8 @@ template <class C> struct Sm90Math {
             if (i < ALL) {
                 const u32 wave = i % EACH / C::ATOMS, atom = i % C::ATOMS, now = i % C::DEPTH;
                 if (i % EACH == 0) {
-                    const u32 quarter = BLOCKS % 4 == 0 && C::SPLIT == 1 ? i / EACH % 4 : (block + i / EACH) % 4, stage = ring.stage;
-                    barrier_wait(shared + C::FULL + 8 * stage, ring.parity);
+                    const u32 quarter = BLOCKS % 4 == 0 && C::UNROLL % 4 == 0 && C::SPLIT == 1 ? i / EACH % 4 : (block + i / EACH) % 4, stage = ROUND ? i / EACH % C::STAGES : ring.stage;
+                    barrier_wait(shared + C::FULL + 8 * stage, ROUND ? ring.parity ^ (i / EACH / C::STAGES & 1) : ring.parity);
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
                     scale = scale_a + stage * C::SCALES_A_BYTES + (TILED_A ? 4 * quarter : 0);
@@ -120,11 +123,11 @@ template <class C> struct Sm90Math {
                             tiles[part] = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter + 16 * part);
                     if (TOGETHER)
 #pragma unroll
-                        for (u32 w = 0; w < C::WAVES; w++) {
+                        for (u32 w = 0; w < WAVES; w++) {
                             rows[w][0] = shared_float(scale + w * 256);
                             rows[w][1] = shared_float(scale + w * 256 + 32);
                         }
-                    ring.advance();
+                    if (!ROUND) ring.advance();
                 }
                 if (TILED_A) {
                     low[now] = shared_float(scale);
@@ -142,7 +145,7 @@ template <class C> struct Sm90Math {
                 wgmma_commit();
                 if (i == 0) meanwhile();
                 // It writes where the product DEPTH before it was: that one has been added up, and the scales it was multiplied by have been here.
-                if (BEHIND && i >= C::DEPTH && (i - C::DEPTH) % EACH == EACH - 1) give_back_used(stage_of(i - C::DEPTH, i, EACH));
+                if (BEHIND && i >= C::DEPTH && (i - C::DEPTH) % EACH == EACH - 1) give_back_used(stage_of<ROUND>(i - C::DEPTH, i, EACH));
                 if (TOGETHER) {
                     low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile_of<EDGE>(tiles, atom);
                     high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile_of<EDGE>(tiles, atom);
@@ -155,7 +158,7 @@ template <class C> struct Sm90Math {
                 else if (running == 2) wgmma_wait<2>();
                 else wgmma_wait<3>();
                 hold(part[done]);
-                const u32 stage = stage_of(j, i < ALL ? i : ALL - 1, EACH);
+                const u32 stage = stage_of<ROUND>(j, i < ALL ? i : ALL - 1, EACH);
                 // Bits of what was loaded: scales of A, with those of B where they have been multiplied, else those too.
                 if (SCALED) read = __float_as_uint(low[done]) | __float_as_uint(high[done]);
                 if (C::CROSSED) read |= __float_as_uint(tiles[0]) | __float_as_uint(tiles[C::SCALE_PARTS - 1]);
@@ -188,16 +191,21 @@ template <class C> struct Sm90Math {
                 if (VECTOR && j % EACH == EACH - 1 && (!BEHIND || j + C::DEPTH >= ALL)) give_back(stage, read);
             }
         }
+        if (ROUND) ring.parity ^= BLOCKS / C::STAGES & 1;
     }
 
-    template <u32 EDGE> __device__ __forceinline__ void run_with(Sm90Sums<C>& sum, u32 block, u32 end) {
-        for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE>(sum, block, [] {});
+    template <u32 EDGE, u32 WAVES = C::WAVES> __device__ __forceinline__ void run_with(Sm90Sums<C>& sum, u32 block, u32 end) {
+        // Where it stands elsewhere it will to the end of the tile: of a tile before this some stages were left.
+        if constexpr (C::WHOLE_RINGS)
+            if (ring.stage == 0)
+                for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE, WAVES, true>(sum, block, [] {});
+        for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE, WAVES>(sum, block, [] {});
         if constexpr (C::REST_OF_FOUR)
             if (block + 4 <= end) {
-                multiply<4, EDGE>(sum, block, [] {});
+                multiply<4, EDGE, WAVES>(sum, block, [] {});
                 block += 4;
             }
-        for (; block < end; block++) multiply<1, EDGE>(sum, block, [] {});
+        for (; block < end; block++) multiply<1, EDGE, WAVES>(sum, block, [] {});
     }
 
     // The k-blocks from `block` on. Where an atom lies in two tiles of scales, a loop for each place where they meet: their selection costs a tenth of the time.
@@ -262,8 +270,17 @@ __device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const Ten
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles -= (u32)clock();
 #endif
-        math.template multiply<C::UNROLL, 0>(sum, 0, [&] { sm90_clear<C>(sum); });
-        math.template run_with<0>(sum, C::UNROLL, blocks);
+        // Of a group that ends in the first half of a warpgroup's rows the second half is none of D.
+        if (GROUPED == GROUPS_OF_ROWS && C::WAVES == 2 && (int)row + 64 >= tile.rows) {
+            sm90_clear<C>(sum);
+            math.template run_with<0, 1>(sum, 0, blocks);
+        } else if (C::WHOLE_RINGS) {
+            sm90_clear<C>(sum);
+            math.template run_with<0>(sum, 0, blocks);
+        } else {
+            math.template multiply<C::UNROLL, 0>(sum, 0, [&] { sm90_clear<C>(sum); });
+            math.template run_with<0>(sum, C::UNROLL, blocks);
+        }
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif

@@ -26,8 +26,8 @@ SM90_SPLIT(64x64_k4, 64, 64, 1, SHARE_NONE, 12, 64, 1, 8, STORE_DIRECT, 1, 21235
 // With a plain end, where no slabs and no other ends take memory and registers. What they win, at one shape or at several: 128x144 7 to 14 %, and 128x144_k2 18 %, where tiles of 160 columns are too few or a little
 // more than whole rounds (n of 576 and 2112), 128x80, 128x96 and 64x32 7 to 10 % of one round.
 SM90_PLAIN(128x144, 128, 144, 2, SHARE_NONE, 6, 144, 1, 4, STORE_DIRECT, 1, 216640)
-SM90_PLAIN(128x96, 128, 96, 2, SHARE_NONE, 7, 96, 1, 4, STORE_DIRECT, 1, 208224)
+SM90_PLAIN(128x96, 128, 96, 2, SHARE_NONE, 6, 96, 1, 6, STORE_DIRECT, 1, 178624)
 SM90_PLAIN(128x80, 128, 80, 2, SHARE_NONE, 8, 80, 1, 4, STORE_DIRECT, 1, 220928)
-SM90_PLAIN(64x32, 64, 32, 1, SHARE_NONE, 16, 32, 1, 8, STORE_DIRECT, 1, 204288)
+SM90_PLAIN(64x32, 64, 32, 1, SHARE_NONE, 12, 32, 2, 12, STORE_DIRECT, 1, 153472)
 SM90_PLAIN_SPLIT(128x144_k2, 128, 144, 2, SHARE_NONE, 6, 144, 1, 4, STORE_DIRECT, 1, 216640, 2)
 SM90_PLAIN_SPLIT(128x96_k2, 128, 96, 2, SHARE_NONE, 7, 96, 1, 4, STORE_DIRECT, 1, 208224, 2)

@@ -121,9 +121,9 @@ impl Sm90Config {
             Self::Tile64x64K3 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(3),
             Self::Tile64x64K4 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(4),
             Self::Tile128x144 => Sm90Tile::of(128, 144, 2, 1, 1, 216_640),
-            Self::Tile128x96 => Sm90Tile::of(128, 96, 2, 1, 1, 208_224),
+            Self::Tile128x96 => Sm90Tile::of(128, 96, 2, 1, 1, 178_624),
             Self::Tile128x80 => Sm90Tile::of(128, 80, 2, 1, 1, 220_928),
-            Self::Tile64x32 => Sm90Tile::of(64, 32, 1, 1, 1, 204_288),
+            Self::Tile64x32 => Sm90Tile::of(64, 32, 1, 1, 1, 153_472),
             Self::Tile128x144K2 => Sm90Tile::of(128, 144, 2, 1, 1, 216_640).split(2),
             Self::Tile128x96K2 => Sm90Tile::of(128, 96, 2, 1, 1, 208_224).split(2),
         }
