@@ -256,7 +256,7 @@ template <class C> __device__ __forceinline__ void sm90_clear(Sm90Sums<C>& sum) 
             for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
 }
 
-// The tiles of a warpgroup where D needs nothing but to be stored, and k has UNROLL blocks or more, which whoever launches a kernel that has no other end knows: sums are cleared while the first product runs. A loop of its own, as between two tiles the one of
+// The tiles of a warpgroup where D needs nothing but to be stored, and k has UNROLL blocks or more, which whoever launches a kernel that has no other end knows: sums are cleared while the first product runs (but where the body goes round the ring whole times, of any k). A loop of its own, as between two tiles the one of
 // all ends jumps over their code (observed: H100, 2026-11). To store a tile under the next one's first product, too, was slower.
 template <class C, u32 GROUPED>
 __device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const TensorMap& d, const Sm90Problem& p, u32 tiles, u32 blocks, u32 row, u32 col, u32 slabs) {
@@ -270,7 +270,7 @@ __device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const Ten
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles -= (u32)clock();
 #endif
-        // Of a group that ends in the first half of a warpgroup's rows the second half is none of D.
+        // Of a group that ends in the first half of a warpgroup's rows the second half is none of D, and is not multiplied.
         if (GROUPED == GROUPS_OF_ROWS && C::WAVES == 2 && (int)row + 64 >= tile.rows) {
             sm90_clear<C>(sum);
             math.template run_with<0, 1>(sum, 0, blocks);

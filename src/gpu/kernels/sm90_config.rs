@@ -149,9 +149,9 @@ impl Sm90Config {
         !self.ends_plainly() && self.k_parts() == plain.k_parts()
     }
 
-    /// The fewest blocks of 128 along k that its kernels with a plain end alone are for: their loop's body, where no other loop is beside it.
+    /// The fewest blocks of 128 along k that its kernels with a plain end alone are for: the body of their loop, which clears the sums while its first product runs and has no other loop before it.
     pub(super) fn least_plain_blocks(self) -> usize {
-        if matches!(self, Self::Tile256x128 | Self::Tile128x128) { 8 } else { 1 }
+        if self == Self::Tile256x128 { 8 } else { 1 }
     }
 
     /// The same of a kernel for SwiGLU, where there is one: of columns of D, for each of which B has two rows.
