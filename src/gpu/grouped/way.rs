@@ -222,7 +222,8 @@ impl GroupedGemmDesc {
     fn chosen(&self, pair: Sm90Pair, sm_count: usize) -> Sm90Config {
         let mnk = [self.usual_rows(), self.n, self.k];
         let has_kernels = |config: &Sm90Config| pair.has_groups(Sm90Along::Rows, *config);
-        self.config.unwrap_or_else(|| sm90_rules::first_of_groups(self.groups, mnk, sm_count, has_kernels))
+        self.config
+            .unwrap_or_else(|| sm90_rules::first_of_groups(Sm90Along::Rows, self.groups, mnk, sm_count, has_kernels))
     }
 }
 
