@@ -7,7 +7,7 @@
 struct Sm90Loop {
     u32 stages, depth, unroll;
 };
-constexpr Sm90Loop loop_of(u32 rows, u32 cols, u32 residents, Sm90Loop of_table) {
+__device__ constexpr Sm90Loop loop_of(u32 rows, u32 cols, u32 residents, Sm90Loop of_table) {
     if (rows == 256) return {of_table.stages, of_table.depth, 8};
     if (rows == 128 && cols == 128) return {5, 2, 5};
     if (rows == 128 && cols == 160) return {4, 1, 4};
