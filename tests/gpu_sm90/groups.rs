@@ -1,4 +1,4 @@
-//! Groups of the product for sm_90: between guards, and what is refused.
+//! Groups of the product for sm_90: between guards, with more tiles than blocks, and what is refused.
 
 use scaled_gemm::Fp8Format::E5M2;
 
@@ -142,4 +142,70 @@ fn grouped_refusals_name_operand_numbers_and_rule() {
         let words = [&name[..], "256x128, 128x128, 64x128 and 64x64-two", "ask for one of these"];
         refused(handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d).config(config)), &words);
     }
+}
+
+/// Every block and pair of blocks takes tiles of several groups, over more than one round of 32 groups.
+#[test]
+fn many_groups_of_many_tiles() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(156);
+    let counts: Vec<i64> = (0..70).map(|g| [257, 128, 0, 300, 96, 200][g % 6]).collect();
+    let starts: Vec<i64> = counts
+        .iter()
+        .scan(0, |at, count| {
+            let start = *at;
+            *at += (count + 127) / 128 * 128;
+            Some(start)
+        })
+        .collect();
+    let places: Vec<(i64, i64)> = starts.iter().copied().zip(counts.iter().copied()).collect();
+    let m = ((starts[69] + counts[69]) as usize).next_multiple_of(4);
+    // As many where n = 384, whose last pair of blocks has columns for one of them: between two real tiles the other skips one.
+    let pairs: i64 = counts.iter().map(|count| (count + 255) / 256 * 2).sum();
+    assert!(pairs > i64::from(handle.device().sm_count), "{pairs} pairs of the largest tiles");
+    let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
+    // Of fewer k-blocks than a loop's body has, as many, and more: in BF16 from eight on by the kernels that have no other end, with scales of rows and matrices of any k.
+    for (n, k, out, pair) in [
+        (512, 144, DType::Bf16, (VEC, BLK)),
+        (512, 512, DType::F16, (VEC, BLK)),
+        (512, 656, DType::Bf16, (VEC, BLK)),
+        (512, 1024, DType::Bf16, (VEC, BLK)),
+        (384, 1168, DType::Bf16, (VEC, BLK)),
+        (512, 1536, DType::Bf16, (VEC, BLK)),
+        (512, 1280, DType::Bf16, (VEC, BLK)),
+        (512, 1024, DType::Bf16, ROW_PAIR),
+        (384, 1168, DType::Bf16, ROW_PAIR),
+        (384, 272, DType::F32, ROW_PAIR),
+        (512, 656, DType::Bf16, TENSOR_PAIR),
+    ] {
+        let of = Groups::of(&handle, &mut rng, [m, n, k], places.len(), out, pair);
+        let want = of.want(&handle, 1.0, &places);
+        for config in of_groups() {
+            let mut d = poisoned(&handle, m * n * out.bytes() + 1024);
+            let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+            of.enqueue(&handle, places.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
+            assert!(
+                rows_of_d(&handle, &d, m, n * out.bytes(), 0) == want,
+                "{config}, n = {n}, k = {k}, {out}, {pair:?}"
+            );
+        }
+    }
+}
+
+/// Small, for runs under a sanitizer, too: more tiles than blocks, so that some take a second one.
+#[test]
+fn groups_are_what_each_is_alone_where_tiles_outnumber_blocks() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(161);
+    let (n, k, groups) = (128, 1168, 140);
+    assert!(groups > handle.device().sm_count as usize, "{groups} pairs of tiles");
+    let places: Vec<(i64, i64)> = (0..groups as i64).map(|g| (132 * g, 129)).collect();
+    let (starts, counts): (Vec<i64>, Vec<i64>) = places.iter().copied().unzip();
+    let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
+    let m = 132 * groups;
+    let of = Groups::new(&handle, &mut rng, [m, n, k], groups, DType::Bf16);
+    let mut d = poisoned(&handle, m * n * 2 + 1024);
+    let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+    of.enqueue(&handle, groups, rows, &mut d, 0, |args| args.config(Sm90Config::Tile256x128)).unwrap();
+    assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == of.want(&handle, 1.0, &places));
 }
