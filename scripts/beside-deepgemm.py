@@ -4,19 +4,19 @@
   scripts/beside-deepgemm.py BENCH [--seconds S] [--shapes NxK,...] [--rows M,...] [--rounds R] [--configs MOST] > record
   scripts/beside-deepgemm.py --summary RECORD
 
-BENCH is the executable of `cargo bench --bench beside`, which runs as a process of its own and works only when it is asked to; this process has DeepGEMM. torch and deep_gemm must be
+BENCH is the executable of `cargo bench --bench beside` (`--no-run` names it), which runs as a process of its own and works only when it is asked to; this process has DeepGEMM. torch and deep_gemm must be
 importable; DeepGEMM compiles its kernels before anything is timed, in 16 processes with one cache (DG_JIT_CACHE_DIR).
 
-For each (m, n, k) and cadence the sides (DeepGEMM, and each formulation of ours) take turns for R rounds, every other round in the reverse order (each second m begins with that one), and the median of a side's rounds counts.
+For each (m, n, k) and cadence the sides (DeepGEMM, and each formulation of ours) take turns for R rounds, every other round in the reverse order (each second problem begins in that one), and the median of a side's rounds counts.
 A turn is the same for all: three calls, a graph of so many calls as take 300 us at the peak of the GPU or longer (2 at least with pauses, 12 sustained, whole rounds over operands that
 exceed the L2 cache three times), untimed launches for 50 ms (back to back 100 ms, and 300 of products of 8 us or more, in which the limit of power settles: it takes a fourth of a second from a cool GPU), then 7 launches with a pause after each or 9 back to back. A formulation of cuBLASLt that is 15 % behind its best
 one after the first round has that round alone. With --configs the configurations of sm90 have a line each problem up to that m, in turns with one another and sm90, with pauses.
 
-Clock and power are nvidia-smi's during the last two thirds of a side's turns, each the median. After S seconds no new problem begins. The summary ends the record, and is made again by --summary, of
-records from before there were turns as well (until 2026-11-26; there DeepGEMM's times of an (n, k) came first, from a cooler GPU). The exit code is 1 where a side failed,
-2 where nothing could begin."""
+Clock and power are nvidia-smi's during the last two thirds of a side's turns, each the median. After S seconds, compiling included, no new problem begins. The summary ends the record, and is made again by --summary, of
+records from before there were turns as well (until 2026-11-26; there DeepGEMM's times of an (n, k) came first, from a cooler GPU). The exit code is 1 where a side failed
+or there was time for nothing, 2 where nothing could begin."""
 
-import argparse, importlib, math, re, sys, time
+import argparse, importlib, itertools, math, re, sys, time
 
 import beside_turns
 from beside_peers import DeepGemm
@@ -74,11 +74,11 @@ def line_of(problem, timing, turns, plan, note, clock):
     return f"| {' | '.join(map(str, problem))} | {timing.cadence} | {times} | plan {plan} | {ratios} | {microseconds(turns)} | {clocks(turns, ('deepgemm', plan), clock)} | {note} |"
 
 
-def measure(problem, bench, deepgemm, clock, rounds, say):
-    """Lines of one problem; whether both sides were there."""
+def measure(problem, bench, deepgemm, clock, rounds, say, backwards=False):
+    """Lines of one problem; whether both sides were there. Who is first finds a cooler GPU: ours, where the first round is `backwards`."""
     sets, plan, names = bench.ready("problem {} {} {}".format(*problem))
     formulations = {name: i for i, name in enumerate(names) if " " not in name}
-    note, lost, m = None, [], problem[0]
+    note, lost = None, []
 
     def lose(side, failure):
         lost.append(side)
@@ -92,8 +92,6 @@ def measure(problem, bench, deepgemm, clock, rounds, say):
         note = deepgemm.problem(*problem, sets)
     except Exception as failure:
         lose("deepgemm", failure)
-    # Who is first finds a cooler GPU: with one round neither is favoured over all m.
-    backwards = (m // ROWS[0]).bit_length() % 2 == 0
     for timing in TIMINGS.values():
         if timing.cadence == "sustained" and shortest(*problem) >= SETTLES:
             timing = timing._replace(warm_up=SETTLED)
@@ -188,6 +186,9 @@ def main():
         return prewarm(args.prewarm, problems)
     if not args.bench:
         parser.error("BENCH or --summary RECORD")
+    if not problems:
+        parser.error(f"--shapes, --rows: none of these has an m n k of {LARGEST} or less, which is what is measured")
+    numbers_of(parser, "--configs", args.configs, "[0-9]+", "a number of rows")
     check_sides(parser, args)
     begin = time.time()
     passed = [word for option, value in (("--shapes", args.shapes), ("--rows", args.rows)) if value for word in (option, value)]
@@ -201,7 +202,8 @@ def main():
 
     say(f"# {args.rounds} rounds of turns; clocks: {clock.what}")
     deepgemm = DeepGemm()
-    one = lambda problem, bench: measure(problem, bench, deepgemm, clock, args.rounds, say)
+    turn = itertools.count()
+    one = lambda problem, bench: measure(problem, bench, deepgemm, clock, args.rounds, say, next(turn) % 2 == 1)
     failures = compare(problems, lambda: Bench(args.bench, args.configs, say), one, args.seconds, begin, say)
     clock.stop()
     summary(lines)

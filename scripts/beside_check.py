@@ -113,10 +113,13 @@ class Turns(unittest.TestCase):
         self.assertEqual(said[1], "| 128 | 4096 | 7168 | pauses | deepgemm 10.00, sm90 9.00, native 10.00, repeated-scales 14.00 | plan sm90 | plan / DeepGEMM 0.900, cuBLASLt / plan 1.111 "
                                   "| deepgemm 9.50 11.00 10.00; sm90 9.00 9.00 9.00; native 10.00 10.00 10.00; repeated-scales 14.00 | deepgemm 3 turns; sm90 3 turns | error 3.0e-03 |")
 
-    def test_each_second_number_of_rows_begins_with_ours(self):
-        _, _, log = self.compare([(256, 4096, 7168), (512, 4096, 7168)])
-        sides = lambda cadence: "".join(line[0] for line in log if f" time {cadence}" in line)
-        self.assertEqual(sides("pauses"), "ooot" + "too" + "oot" + "tooo" + "oot" + "too")
+    def test_whoever_is_told_begins(self):
+        bench = beside.Bench(self.bench, None, [].append)
+        for backwards in (True, False):
+            beside.measure((256, 4096, 7168), bench, Other(self.log), Clock(), 3, [].append, backwards)
+        bench.stop()
+        log = Path(self.log).read_text().splitlines()
+        self.assertEqual("".join(line[0] for line in log if " time pauses" in line), "ooot" + "too" + "oot" + "tooo" + "oot" + "too")
 
     def test_configurations_have_a_line_that_no_summary_counts(self):
         _, said, log = self.compare([(128, 4096, 7168)], configs="1024")
@@ -141,7 +144,7 @@ class Turns(unittest.TestCase):
 
     def test_no_problem_begins_after_the_time(self):
         failures, said, log = self.compare([(128, 4096, 7168), (256, 4096, 7168)], seconds=-1.0)
-        self.assertEqual((failures, said, log), (0, ["# no time for [(128, 4096, 7168), (256, 4096, 7168)]"], []))
+        self.assertEqual((failures, said, log), (1, ["# no time for [(128, 4096, 7168), (256, 4096, 7168)]"], []))
 
 
 class Peer:
@@ -378,6 +381,8 @@ class WrongUse(unittest.TestCase):
             self.refused("--rounds: 0 is not a number of turns", sys.executable, "--rounds", "0")
             self.refused("--seconds: -1 is no time", sys.executable, "--seconds", "-1")
             self.refused("--rows: '0' is not a number of rows", sys.executable, "--rows", "8,0")
+            self.refused("--configs: 'abc' is not a number of rows", sys.executable, "--configs", "abc")
+            self.refused("none of these has an m n k of 1099511627776 or less", sys.executable, "--shapes", "1000000x1000000", "--rows", "10000000")
             self.refused(f"--summary {folder}/none: ", "--summary", f"{folder}/none")
             self.refused(f"no lines of a record in {file}", "--summary", str(file))
 

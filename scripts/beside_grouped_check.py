@@ -44,7 +44,7 @@ class Other:
         self.log, self.turn = log, -1
 
     def problem(self, case, rows, step, sets):
-        self.write(f"theirs {grouped.word_of(case)} {rows} {step} {sets}")
+        self.write(f"theirs {str(case)} {rows} {step} {sets}")
         if case.n == 512:
             raise ValueError("512 rows")
         return "error 3.0e-03"
@@ -91,6 +91,14 @@ class Turns(unittest.TestCase):
                                   "| deepgemm 10.00 9.50 11.00; grouped 9.00 9.00 9.00 | deepgemm 3 turns; grouped 3 turns | error 3.0e-03 |")
         self.assertEqual(len(grouped.read(said)), 4)
 
+    def test_whoever_is_told_begins(self):
+        said, bench = [], beside_turns.Bench(self.bench, None, [].append)
+        for backwards in (False, True):
+            grouped.measure(CASE, bench, Other(self.log), Clock(), 1, said.append, backwards)
+        bench.stop()
+        turns = [line.split()[0] for line in Path(self.log).read_text().splitlines() if " time pauses" in line]
+        self.assertEqual(turns, ["theirs", "ours", "ours", "theirs"])
+
     def test_configurations_have_a_line_that_no_summary_counts(self):
         _, said, log = self.compare([CASE], configs="1")
         self.assertEqual(log[0], "started --bench --requests 1")
@@ -103,8 +111,8 @@ class Turns(unittest.TestCase):
         cases = [CASE._replace(n=256), CASE._replace(n=384), CASE._replace(n=512), SLOTS]
         failures, said, log = self.compare(cases)
         self.assertEqual(failures, 3)
-        self.assertTrue(any(line.startswith("# Case(usual=1024, n=256, ") and "the bench ended with 101" in line for line in said), said)
-        self.assertTrue(any(line.startswith("# Case(usual=1024, n=384, ") and line.endswith(": 384 are too few") for line in said), said)
+        self.assertTrue(any(line.startswith("# contiguous-2x1024-256x7168: ") and "the bench ended with 101" in line for line in said), said)
+        self.assertTrue(any(line.startswith("# contiguous-2x1024-384x7168: ") and line.endswith(": 384 are too few") for line in said), said)
         self.assertIn("# DeepGEMM contiguous-2x1024-512x7168: ValueError: 512 rows", said)
         self.assertTrue(any("| nobody beside it | grouped 9.00 9.00 9.00 | grouped 3 turns | no DeepGEMM |" in line for line in said), said)
         self.assertEqual(log.count("started --bench --requests -"), 2)
@@ -114,7 +122,7 @@ class Turns(unittest.TestCase):
 
 class Alone(unittest.TestCase):
     def test_groups_are_the_same_in_every_run_and_about_as_large_as_usual(self):
-        words = [grouped.word_of(case) for case in grouped.CASES]
+        words = list(map(str, grouped.CASES))
         self.assertEqual(len(set(words)), len(words))
         for case in grouped.CASES:
             rows = grouped.rows_of(case)
@@ -158,8 +166,13 @@ class Alone(unittest.TestCase):
             refused("--cases: '' is not KIND-GxR-NxK", sys.executable, "--cases", "")
             refused("--cases: masked-8x64-4096x100: n and k must be multiples of 128", sys.executable, "--cases", "masked-8x64-4096x100")
             refused("--cases: masked-8x4096-4096x128: 1.3 times as many rows do not fit in slots of 4096", sys.executable, "--cases", "masked-8x4096-4096x128")
+            refused("--cases: contiguous-99999999999x1-128x128: more than 4194304 rows in all", sys.executable, "--cases", "contiguous-99999999999x1-128x128")
             refused("--rounds: 0 is not a number of turns", sys.executable, "--rounds", "0")
             refused(f"no lines of a record in {torch}", "--summary", str(torch))
+            line = "| masked | 8 | 160 | 4096 | 7168 | pauses | deepgemm {}, grouped 9.00 | one launch | whatever |"
+            for us in ("0.00", "x"):
+                torch.write_text(line.format(us))
+                refused(f"--summary {torch}: a line of it is broken: ", "--summary", str(torch))
 
     def test_help_names_what_is_to_be_used(self):
         done = subprocess.run([sys.executable, HERE / "beside-grouped.py", "--help"], capture_output=True, text=True)

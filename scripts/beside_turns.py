@@ -1,4 +1,4 @@
-"""How sides take turns on a problem, and how each of their turns is timed: ours in a process of its own, the others in this one. For beside-deepgemm.py, beside-decode.py and beside-casts.py."""
+"""How sides take turns on a problem, and how each of their turns is timed: ours in a process of its own, the others in this one. For beside-deepgemm.py, beside-grouped.py, beside-decode.py and beside-casts.py."""
 
 import collections, contextlib, gc, math, os, re, signal, statistics, subprocess, sys, tempfile, threading, time
 
@@ -75,7 +75,7 @@ def calls_of(shortest, sets, timing):
 
 
 class Bench:
-    """Our side: see `obey` in benches/beside.rs and benches/beside_casts.rs."""
+    """Our side: see `obey` in benches/beside.rs, benches/beside_grouped.rs and benches/beside_casts.rs."""
 
     def __init__(self, path, configs, say):
         self.say = say  # what is no answer
@@ -228,14 +228,15 @@ def words_of(failure):
 
 
 def compare(problems, start_bench, measure, seconds, begin, say):
-    """What `measure(problem, bench)` says of each problem while there is time; how many lack a side, by its answer."""
+    """What `measure(problem, bench)` says of each problem while there is time; how many lack a side, by its answer, or 1 where there was time for none."""
     bench, failures, in_a_row = None, 0, 0
     for i, problem in enumerate(problems):
         if time.time() - begin > seconds:
             say(f"# no time for {problems[i:]}")
+            failures += i == 0
             break
-        bench = bench or start_bench()
         try:
+            bench = bench or start_bench()
             failures += not measure(problem, bench)
             in_a_row = 0
         except Refused as why:
@@ -243,7 +244,8 @@ def compare(problems, start_bench, measure, seconds, begin, say):
             failures, in_a_row = failures + 1, 0
         except Exception as failure:
             say(f"# {problem}: {words_of(failure)}")
-            bench.stop()
+            if bench:
+                bench.stop()
             bench, failures, in_a_row = None, failures + 1, in_a_row + 1
             if in_a_row == 3:
                 say("# three failures one after the other: no more is tried")
@@ -321,9 +323,15 @@ def summary_of(parser, path, read, summary):
             lines = record.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         parser.error(f"--summary {path}: {error}")
-    if not read(lines):
-        parser.error(f"no lines of a record in {path}")
-    return summary(lines)
+    said = []
+    try:
+        if not read(lines):
+            parser.error(f"no lines of a record in {path}")
+        status = summary(lines, said.append)
+    except (ValueError, KeyError, ZeroDivisionError) as error:
+        parser.error(f"--summary {path}: a line of it is broken: {words_of(error)}")
+    print("\n".join(said))
+    return status
 
 
 def check_turns(parser, args, name="beside"):

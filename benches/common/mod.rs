@@ -257,6 +257,10 @@ pub fn head(handle: &Handle, what: &str) {
     }
     let Timing { calls, launches, .. } = Timing::SUSTAINED;
     println!("kernels: {:?}; random normal data; A, B and D rotated past the L2 cache", handle.kernel_source());
+    if requests::asked() {
+        // Who asks says how long.
+        return;
+    }
     println!(
         "times in microseconds: median (quartiles) of graph launches, competitors in turns; sustained: {calls} calls a graph \
          or more, {launches} launches back to back; pauses: {} and {}, a pause after each",

@@ -256,8 +256,8 @@ template <class C> __device__ __forceinline__ void sm90_clear(Sm90Sums<C>& sum) 
             for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
 }
 
-// The tiles of a warpgroup where D needs nothing but to be stored, and k has UNROLL blocks or more, which whoever launches a kernel that has no other end knows: sums are cleared while the first product runs (but where the body goes round the ring whole times, of any k). A loop of its own, as between two tiles the one of
-// all ends jumps over their code (observed: H100, 2026-11). To store a tile under the next one's first product, too, was slower.
+// The tiles of a warpgroup where D needs nothing but to be stored. Sums are cleared while the first product runs, for which k must have UNROLL blocks or more, as whoever launches a kernel that has no other end knows; where WHOLE_RINGS, or half of the warpgroup's
+// rows are multiplied, before the loop, and k may be any. A loop of its own, as between two tiles the one of all ends jumps over their code (observed: H100, 2026-11). To store a tile under the next one's first product, too, was slower.
 template <class C, u32 GROUPED>
 __device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const TensorMap& d, const Sm90Problem& p, u32 tiles, u32 blocks, u32 row, u32 col, u32 slabs) {
     for (u32 i = 0; i < tiles; i++) {

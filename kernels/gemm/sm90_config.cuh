@@ -86,8 +86,8 @@ struct Sm90Config {
     static constexpr bool EARLY = SCALES == SCALES_BLOCK;
     // Whether four k-blocks that are left behind the body of the loop have one of their own: 0.96 to 0.99 of the time where k is 768 or 1536. Of other scales it was not measured.
     static constexpr bool REST_OF_FOUR = UNROLL > 4 && SCALES == SCALES_BLOCK;
-    // Whether the body of the loop goes round the ring whole times: from the first stage on it has 64 instructions for a k-block of 64 columns in the place of 82, 97 for 114 of 128, and small tiles take 0.96 to 0.98 of the
-    // time. Of other scales and ends it was not measured, and SwiGLU and codes have no registers for it (H200, 2026-12).
+    // Whether the body of the loop goes round the ring whole times: from the first stage on it has 64 instructions for a k-block of 64 columns in the place of 82, 97 for 114 of 128, and tiles of 128 rows or columns take 0.96 to
+    // 1.00 of the time (H200, 2026-12, of plain ends; other ends that store numbers take it, too, SwiGLU and codes have no registers for it). Of other scales it was not measured.
     static constexpr bool WHOLE_RINGS = UNROLL % STAGES == 0 && SCALES == SCALES_BLOCK && AS_NUMBERS;
     static_assert(SCALES != SCALES_BLOCK_A || (ROWS <= 256 && TALL <= 128), "a warpgroup's rows lie in one tile of 128x128 scales");
     // Where an atom of a warpgroup begins in a stage of B, in rows.

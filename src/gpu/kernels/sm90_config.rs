@@ -149,7 +149,7 @@ impl Sm90Config {
         !self.ends_plainly() && self.k_parts() == plain.k_parts()
     }
 
-    /// The fewest blocks of 128 along k that its kernels with a plain end alone are for: the body of their loop, which clears the sums while its first product runs and has no other loop before it.
+    /// The fewest blocks of 128 along k that its kernels with a plain end alone are for: 8 where they begin with a whole body of their loop, while whose first product they clear their sums.
     pub(super) fn least_plain_blocks(self) -> usize {
         if self == Self::Tile256x128 { 8 } else { 1 }
     }
