@@ -146,7 +146,8 @@ impl Product {
             let (a, b) = (quantized(&x, 0, places.all, A)?, quantized(&w, 0, groups * n, B)?);
             Ok(Set { a, b, d: outputs(handle, 1, places.all * n * 2).remove(0) })
         };
-        let bytes = groups * n * k + places.all * (k + 2 * n);
+        // What a call touches: of slots their rows.
+        let bytes = groups * n * k + places.rows.iter().sum::<usize>() * (k + 2 * n);
         let sets = (0..rotation(handle, bytes)).map(|_| set()).collect::<Result<Vec<_>>>()?;
         let numbers = |of: &[usize]| handle.upload(&of.iter().map(|x| *x as i64).collect::<Vec<_>>());
         let (starts, counts) = (numbers(&places.starts)?, numbers(&places.rows)?);

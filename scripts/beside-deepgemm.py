@@ -77,7 +77,8 @@ def line_of(problem, timing, turns, plan, note, clock):
 def measure(problem, bench, deepgemm, clock, rounds, say, backwards=False):
     """Lines of one problem; whether both sides were there. Who is first finds a cooler GPU: ours, where the first round is `backwards`."""
     sets, plan, names = bench.ready("problem {} {} {}".format(*problem))
-    formulations = {name: i for i, name in enumerate(names) if " " not in name}
+    # The plan's last: in a reversed round it is the first, as DeepGEMM is in the others.
+    formulations = {name: i for i, name in sorted(enumerate(names), key=lambda way: way[1] == plan) if " " not in name}
     note, lost = None, []
 
     def lose(side, failure):

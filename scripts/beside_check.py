@@ -103,15 +103,15 @@ class Turns(unittest.TestCase):
         ours = lambda cadence, way: f"ours time {cadence} 48 {'7 50' if cadence == 'pauses' else '9 100'} {way}"
         expected = []
         for cadence in ("pauses", "sustained"):
-            expected += [theirs(cadence)] + [ours(cadence, way) for way in (0, 1, 2)]
-            # Every other round backwards, without the formulation that is far behind.
-            expected += [ours(cadence, 1), ours(cadence, 0), theirs(cadence)]
-            expected += [theirs(cadence), ours(cadence, 0), ours(cadence, 1)]
+            expected += [theirs(cadence)] + [ours(cadence, way) for way in (1, 2, 0)]
+            # Every other round backwards, so that the plan's begins, without the formulation that is far behind.
+            expected += [ours(cadence, 0), ours(cadence, 1), theirs(cadence)]
+            expected += [theirs(cadence), ours(cadence, 1), ours(cadence, 0)]
         self.assertEqual(log[3:], expected)
         self.assertEqual(said[0], "# the head")
         self.assertEqual(said[-1], "the end")
-        self.assertEqual(said[1], "| 128 | 4096 | 7168 | pauses | deepgemm 10.00, sm90 9.00, native 10.00, repeated-scales 14.00 | plan sm90 | plan / DeepGEMM 0.900, cuBLASLt / plan 1.111 "
-                                  "| deepgemm 9.50 11.00 10.00; sm90 9.00 9.00 9.00; native 10.00 10.00 10.00; repeated-scales 14.00 | deepgemm 3 turns; sm90 3 turns | error 3.0e-03 |")
+        self.assertEqual(said[1], "| 128 | 4096 | 7168 | pauses | deepgemm 10.00, native 10.00, repeated-scales 14.00, sm90 9.00 | plan sm90 | plan / DeepGEMM 0.900, cuBLASLt / plan 1.111 "
+                                  "| deepgemm 9.50 11.00 10.00; native 10.00 10.00 10.00; repeated-scales 14.00; sm90 9.00 9.00 9.00 | deepgemm 3 turns; sm90 3 turns | error 3.0e-03 |")
 
     def test_whoever_is_told_begins(self):
         bench = beside.Bench(self.bench, None, [].append)
@@ -119,7 +119,9 @@ class Turns(unittest.TestCase):
             beside.measure((256, 4096, 7168), bench, Other(self.log), Clock(), 3, [].append, backwards)
         bench.stop()
         log = Path(self.log).read_text().splitlines()
-        self.assertEqual("".join(line[0] for line in log if " time pauses" in line), "ooot" + "too" + "oot" + "tooo" + "oot" + "too")
+        # Ways of ours by their number: the plan's is 0.
+        turns = "".join("t" if line[0] == "t" else line[-1] for line in log if " time pauses" in line)
+        self.assertEqual(turns, "021t" + "t10" + "01t" + "t120" + "01t" + "t10")
 
     def test_configurations_have_a_line_that_no_summary_counts(self):
         _, said, log = self.compare([(128, 4096, 7168)], configs="1024")
@@ -135,7 +137,7 @@ class Turns(unittest.TestCase):
         self.assertIn("13 rows panic", said)
         self.assertIn("# (13, 4096, 7168): Failed: the bench ended with 101 on `problem 13 4096 7168`", said)
         self.assertIn("# DeepGEMM (14, 4096, 7168): ValueError: 14 rows", said)
-        self.assertIn("| 14 | 4096 | 7168 | pauses | sm90 9.00, native 10.00, repeated-scales 14.00 | plan sm90 | cuBLASLt / plan 1.111 | sm90 9.00 9.00 9.00; native 10.00 10.00 10.00; repeated-scales 14.00 "
+        self.assertIn("| 14 | 4096 | 7168 | pauses | native 10.00, repeated-scales 14.00, sm90 9.00 | plan sm90 | cuBLASLt / plan 1.111 | native 10.00 10.00 10.00; repeated-scales 14.00; sm90 9.00 9.00 9.00 "
                       "| sm90 3 turns | no DeepGEMM |", said)
         self.assertEqual(log.count("started --bench --requests -"), 2)
         whole = {problem for problem, ways in beside.read(said).items() if "deepgemm" in ways}

@@ -51,7 +51,7 @@ class DeepGemm:
 class DeepGemmGroups:
     """`m_grouped_fp8_gemm_nt_contiguous` and `m_grouped_fp8_gemm_nt_masked`: groups of rows, 1x128 x 128x128 to BF16, each with a matrix of its own."""
 
-    name = "DeepGEMM"
+    name, sides = "DeepGEMM", ("deepgemm",)
 
     def problem(self, case, rows, step, sets):
         """Groups of so many rows; contiguous ones begin at multiples of `step`, and masked ones have slots of so many."""
@@ -74,11 +74,15 @@ class DeepGemmGroups:
             self.sets.append((a, w, torch.zeros(*a[0].shape[:-1], n, device="cuda", dtype=torch.bfloat16)))
         self.masked = masked
         self.call(0)
-        # The last group, of which padding has an end, too.
+        return max(self.check(0, 0, rows[0]), self.check(groups - 1, sum(places[:-1]), rows[-1]))
+
+    def check(self, group, start, count):
+        """Some rows of a group, which begin there where groups are contiguous."""
         (a, scales), (codes, of_codes), d = self.sets[0]
-        at = (groups - 1, slice(0, min(rows[-1], 64))) if masked else (slice(sum(places[:-1]), sum(places[:-1]) + min(rows[-1], 64)),)
+        at = (group, slice(0, min(count, 64))) if self.masked else slice(start, start + min(count, 64))
+        k = a.shape[-1]
         a = (a[at].float().view(-1, k // 128, 128) * scales[at].float().unsqueeze(-1)).reshape(-1, k)
-        return checked(a, first_rows(codes[-1], of_codes[-1]), d[at])
+        return checked(a, first_rows(codes[group], of_codes[group]), d[at])
 
     def call(self, i):
         import deep_gemm

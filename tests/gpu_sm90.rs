@@ -156,6 +156,8 @@ fn tiles_outnumber_blocks() {
         // Whole rounds of rings of five stages, so that each tile begins at the first: an odd number of them, and an even one.
         ([2150, 2312, 640], bf16),
         ([2150, 2312, 1280], bf16),
+        // Of twelve stages two rounds.
+        ([2150, 2312, 3072], bf16),
         // Four k-blocks behind the eight of a loop's body, and one or three more.
         ([2200, 2312, 1536], bf16),
         ([2150, 2312, 1552], bf16),

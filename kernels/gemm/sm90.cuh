@@ -260,6 +260,7 @@ template <class C> __device__ __forceinline__ void sm90_clear(Sm90Sums<C>& sum) 
 // rows are multiplied, before the loop, and k may be any. A loop of its own, as between two tiles the one of all ends jumps over their code (observed: H100, 2026-11). To store a tile under the next one's first product, too, was slower.
 template <class C, u32 GROUPED>
 __device__ __forceinline__ void sm90_multiply_plain(Sm90Math<C>& math, const TensorMap& d, const Sm90Problem& p, u32 tiles, u32 blocks, u32 row, u32 col, u32 slabs) {
+    static_assert(C::END != END_PLAIN || C::WHOLE_RINGS || (C::ROWS == 256 && C::UNROLL == 8), "as least_plain_blocks in src/gpu/kernels/sm90_config.rs has it");
     for (u32 i = 0; i < tiles; i++) {
         const Sm90Tile tile = math.template next<GROUPED>();
         if ((int)row >= tile.rows || tile.col + col >= p.n) {

@@ -164,7 +164,7 @@ fn many_groups_of_many_tiles() {
     let pairs: i64 = counts.iter().map(|count| (count + 255) / 256 * 2).sum();
     assert!(pairs > i64::from(handle.device().sm_count), "{pairs} pairs of the largest tiles");
     let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
-    // Of fewer k-blocks than a loop's body has, as many, and more: in BF16 from eight on by the kernels that have no other end, with scales of rows and matrices of any k.
+    // Of fewer k-blocks than a loop's body has, as many, and more: in BF16 (in the largest tiles from eight on) by the kernels that have no other end.
     for (n, k, out, pair) in [
         (512, 144, DType::Bf16, (VEC, BLK)),
         (512, 512, DType::F16, (VEC, BLK)),

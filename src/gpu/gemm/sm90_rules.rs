@@ -4,7 +4,7 @@ use crate::format::Fp8Format;
 use crate::gpu::gemm::measured::Card;
 use crate::gpu::gemm::our_pairs::Sm90Pair;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{Sm90Along, Sm90Config};
+use crate::gpu::kernels::Sm90Config;
 
 /// Cycles of a multiprocessor: for 128 of k of one tile, and for the rest of a tile, of which what blocks that divide k send each other is a part.
 struct Cost {
@@ -54,12 +54,12 @@ fn cycles_of_whole(config: Sm90Config, mnk: [usize; 3], sm_count: usize) -> usiz
     products.max(read.saturating_add(products / 4)).saturating_add(rest)
 }
 
-/// Of groups of rows: the end of all but the last of the largest tiles is under the next one's products. With 4 and 8 groups of 1000 to 9000 rows it takes 800 cycles or less, and 128 x 192 their 2050
-/// (8 of 4200, n = 7168, k = 2048: 721 us, 769; H200, `benches/record/2026-12-01-nvidia-h200-beside/grouped.md`).
+/// Of groups of rows whose D the copy engine stores: it stores all but the last of a block's largest tiles while the next is multiplied. That takes 900 cycles off each where groups have many rows; of fewer, whose cut tiles the
+/// warps store, it was not measured (8 groups of 4200, n = 7168, k = 2048: 709 us, 739 of 128 x 192; H200, `benches/record/2026-12-01-nvidia-h200-rings/grouped.md`).
 fn cycles_of_rows(config: Sm90Config, groups: usize, mnk: [usize; 3], sm_count: usize) -> usize {
     let [products, rest] = parts_of_time(config, groups, mnk, sm_count);
     let under = match config {
-        Sm90Config::Tile256x128 => (rest / cost(config).tile).saturating_sub(1).saturating_mul(2600),
+        Sm90Config::Tile256x128 if mnk[0] >= 1000 => (rest / cost(config).tile).saturating_sub(1).saturating_mul(900),
         _ => 0,
     };
     products.saturating_add(rest - under)
@@ -122,10 +122,11 @@ fn swiglu_cycles(groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> impl 
 }
 
 /// The configurations for groups, from the one with the fewest cycles on; of equals the one with the larger tile, which reads less.
-pub(crate) fn order(along: Sm90Along, groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
-    by_key(|config| match along {
-        Sm90Along::Rows => cycles_of_rows(config, groups, mnk, sm_count),
-        Sm90Along::K => cycles(config, groups, mnk, sm_count),
+/// `boxed`: groups of rows, whose D is stored by the copy engine.
+pub(crate) fn order(boxed: bool, groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
+    by_key(|config| match boxed {
+        true => cycles_of_rows(config, groups, mnk, sm_count),
+        false => cycles(config, groups, mnk, sm_count),
     })
 }
 
@@ -142,13 +143,13 @@ fn is_for_groups(config: &Sm90Config) -> bool {
 
 /// The first of them that has kernels for what is multiplied.
 pub(crate) fn first_of_groups(
-    along: Sm90Along,
+    boxed: bool,
     groups: usize,
     mnk: [usize; 3],
     sm_count: usize,
     has_kernels: impl Fn(&Sm90Config) -> bool,
 ) -> Sm90Config {
-    order(along, groups, mnk, sm_count).into_iter().find(has_kernels).unwrap_or(Sm90Config::Tile128x128)
+    order(boxed, groups, mnk, sm_count).into_iter().find(has_kernels).unwrap_or(Sm90Config::Tile128x128)
 }
 
 /// What of a GPU decides which configuration of a whole product is tried first.
@@ -331,20 +332,28 @@ mod tests {
             let mut order = order_of_whole(mnk, H200);
             order.retain(|config| !config.ends_plainly());
             assert!(fastest.contains(&order[0]), "{mnk:?}: {order:?}");
-            let [mut of_groups, mut whole] = [super::order(Sm90Along::Rows, 1, mnk, 132), order];
+            let [mut of_groups, mut whole] = [super::order(false, 1, mnk, 132), order];
             whole.retain(|config| config.k_parts() == 1);
             of_groups.sort();
             whole.sort();
             assert_eq!(of_groups, whole, "{mnk:?}: none is lost");
         }
         // Groups: 8 of 1024 rows, and 4 of 8192. They are ranked by what their tiles take alone.
-        assert_eq!(order(Sm90Along::Rows, 8, [1024, 4096, 7168], 132)[0], Tile256x128);
-        assert_eq!(order(Sm90Along::Rows, 4, [8192, 4096, 7168], 132)[0], Tile256x128);
-        // 8 of 4176 rows, n = 7168, k = 2048: 721; 769 of 128x192. 6 of 1052 rows: 293 of 128x192, 296.
-        assert_eq!(order(Sm90Along::Rows, 8, [4176, 7168, 2048], 132)[0], Tile256x128);
-        assert!([Tile128x192, Tile256x128].contains(&order(Sm90Along::Rows, 6, [1052, 4096, 7168], 132)[0]));
+        assert_eq!(order(true, 8, [1024, 4096, 7168], 132)[0], Tile256x128);
+        assert_eq!(order(true, 4, [8192, 4096, 7168], 132)[0], Tile256x128);
+        // 8 of 4176 rows, n = 7168, k = 2048: 709; 739 of 128x192. 8 of 3799: 1290; 1323. 8 of 1138: 412 of 128x192; 422. 6 of 1052 rows: 285 of 128x192; 297. 32 of 193: 364; 415 of 128x160.
+        assert_eq!(order(true, 8, [4176, 7168, 2048], 132)[0], Tile256x128);
+        assert_eq!(order(true, 8, [3799, 4096, 7168], 132)[0], Tile256x128);
+        assert_eq!(order(true, 8, [1138, 4096, 7168], 132)[0], Tile128x192);
+        assert_eq!(order(true, 6, [1052, 4096, 7168], 132)[0], Tile128x192);
+        assert_eq!(order(true, 32, [193, 4096, 7168], 132)[0], Tile256x128);
+        // Where the warps store D nothing is taken off, nor of few rows.
+        for (groups, mnk) in [(8, [1100, 4096, 2048]), (64, [300, 4096, 512])] {
+            assert_eq!(order(false, groups, mnk, 132)[0], order(true, groups, mnk, 132)[0], "{groups} x {mnk:?}");
+        }
+        assert_eq!(order(false, 8, [4176, 7168, 2048], 132)[0], Tile128x192);
         // 64 of 16 rows: 456; 463 of 64x64-two (`grouped.md` of fea77ce).
-        assert_eq!(order(Sm90Along::Rows, 64, [16, 4096, 7168], 132)[0], Tile64x128);
+        assert_eq!(order(true, 64, [16, 4096, 7168], 132)[0], Tile64x128);
         // Blocks do not divide k where there is little of it, or there are more tiles than one round has.
         for mnk in [[64, 64, 896], [256, 8192, 8192]] {
             assert!(order_of_whole(mnk, H200).iter().all(|config| config.k_parts() == 1), "{mnk:?}");
@@ -440,7 +449,7 @@ mod tests {
         ] {
             for (formats, expected) in [([E4M3, E4M3], of_all), ([E5M2, E4M3], of_e5m2), ([E4M3, E5M2], of_e5m2)] {
                 let has_kernels = |config: &Sm90Config| config.multiplies(formats);
-                let found = first_of_groups(Sm90Along::Rows, groups, mnk, 132, has_kernels);
+                let found = first_of_groups(true, groups, mnk, 132, has_kernels);
                 assert_eq!(found, expected, "{groups} of {mnk:?}, {formats:?}");
             }
         }
@@ -469,7 +478,7 @@ mod tests {
         let most = i32::MAX as usize - 512;
         for (groups, mnk) in [(1, [most; 3]), (most, [most; 3]), (most, [1, most, most]), (most, [most, 128, 16])] {
             assert_eq!(
-                order(Sm90Along::Rows, groups, mnk, 132).len(),
+                order(true, groups, mnk, 132).len(),
                 Sm90Config::ALL.iter().filter(|it| is_for_groups(it)).count()
             );
             assert!([false, true].into_iter().all(|swiglu| !cast_order(swiglu, groups, mnk, 132).is_empty()));

@@ -11,7 +11,7 @@ use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, Sm90Along, Sm90Call, Sm90Config, SmallMGroupsConfig, SmallMWeights, SmallMWeightsCall,
+    KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90Scales, SmallMGroupsConfig, SmallMWeights, SmallMWeightsCall,
 };
 use crate::gpu::lt::grouped_versions;
 
@@ -222,8 +222,9 @@ impl GroupedGemmDesc {
     fn chosen(&self, pair: Sm90Pair, sm_count: usize) -> Sm90Config {
         let mnk = [self.usual_rows(), self.n, self.k];
         let has_kernels = |config: &Sm90Config| pair.has_groups(Sm90Along::Rows, *config);
-        self.config
-            .unwrap_or_else(|| sm90_rules::first_of_groups(Sm90Along::Rows, self.groups, mnk, sm_count, has_kernels))
+        // As `sm90_store_rows` has it.
+        let boxed = pair.scales == Sm90Scales::Blocks && self.out != DType::F32;
+        self.config.unwrap_or_else(|| sm90_rules::first_of_groups(boxed, self.groups, mnk, sm_count, has_kernels))
     }
 }
 

@@ -93,7 +93,7 @@ impl Whole<'_> {
         let has_kernels = |config: &Sm90Config| {
             pair.has_groups(Sm90Along::K, *config) && !(ends_late && *config == Sm90Config::Tile256x128)
         };
-        config.unwrap_or_else(|| sm90_rules::first_of_groups(Sm90Along::K, *groups, mnk, sm_count, has_kernels))
+        config.unwrap_or_else(|| sm90_rules::first_of_groups(false, *groups, mnk, sm_count, has_kernels))
     }
 
     pub(super) fn explain(
