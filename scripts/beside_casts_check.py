@@ -3,16 +3,15 @@
 
 usage: scripts/beside_casts_check.py"""
 
-import importlib.util, os, stat, subprocess, sys, tempfile, time, unittest
+import os, subprocess, sys, tempfile, time, unittest
 from pathlib import Path
 
 import beside_casts_peers as peers
 import beside_turns
+from beside_check import script, stand_in
 
 HERE = Path(__file__).resolve().parent
-specification = importlib.util.spec_from_file_location("beside_casts", HERE / "beside-casts.py")
-casts = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(casts)
+casts = script("beside-casts")
 
 # Speaks as benches/beside_casts.rs does: 9 us. 13 rows kill it, and 15 it refuses.
 BENCH = """#!{python}
@@ -72,12 +71,7 @@ PLAIN, BACK = "e4m3 1x128 row-major", "e4m3 1x128 row-major back to bf16"
 
 class Turns(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.log = os.path.join(self.folder.name, "log")
-        self.bench = os.path.join(self.folder.name, "bench")
-        Path(self.bench).write_text(BENCH.format(python=sys.executable, log=self.log))
-        os.chmod(self.bench, stat.S_IRWXU)
+        stand_in(self, BENCH)
 
     def compare(self, problems, sides, rounds=2):
         said = []

@@ -62,13 +62,23 @@ class Other:
         return "error 3.0e-03"
 
     def time(self, side, calls, timing):
-        self.write(f"theirs time {timing.cadence} {calls}")
+        self.write(f"theirs time {timing.cadence} {calls} {timing.launches} {timing.warm_up}")
         self.turn += 1
         return [10.0, 9.5, 11.0][self.turn % 3]
 
     def write(self, line):
         with open(self.log, "a") as log:
             log.write(line + "\n")
+
+
+def stand_in(test, bench):
+    """Gives a test a folder, a log in it, and this script there in the bench's place, which writes to the log."""
+    test.folder = tempfile.TemporaryDirectory()
+    test.addCleanup(test.folder.cleanup)
+    test.log = os.path.join(test.folder.name, "log")
+    test.bench = os.path.join(test.folder.name, "bench")
+    Path(test.bench).write_text(bench.format(python=sys.executable, log=test.log))
+    os.chmod(test.bench, stat.S_IRWXU)
 
 
 class Clock:
@@ -79,12 +89,7 @@ class Clock:
 
 class Turns(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.log = os.path.join(self.folder.name, "log")
-        self.bench = os.path.join(self.folder.name, "bench")
-        Path(self.bench).write_text(BENCH.format(python=sys.executable, log=self.log))
-        os.chmod(self.bench, stat.S_IRWXU)
+        stand_in(self, BENCH)
 
     def compare(self, problems, configs=None, seconds=60.0):
         said = []
@@ -99,8 +104,9 @@ class Turns(unittest.TestCase):
         self.assertEqual(failures, 0)
         self.assertEqual(log[:3], ["started --bench --requests -", "ours problem 128 4096 7168", "theirs problem 128 4096 7168 3"])
         # 31.6 MB a call: 6.6 us at the least, 46 of them 300 us, in whole rounds over three sets.
-        theirs = lambda cadence: f"theirs time {cadence} 48"
-        ours = lambda cadence, way: f"ours time {cadence} 48 {'7 50' if cadence == 'pauses' else '9 100'} {way}"
+        turn = lambda cadence: f"time {cadence} 48 {'7 50' if cadence == 'pauses' else '9 100'}"
+        theirs = lambda cadence: f"theirs {turn(cadence)}"
+        ours = lambda cadence, way: f"ours {turn(cadence)} {way}"
         expected = []
         for cadence in ("pauses", "sustained"):
             expected += [theirs(cadence)] + [ours(cadence, way) for way in (1, 2, 0)]
