@@ -10,7 +10,7 @@ Each state is a folder with images, as nvcc makes them in its kernels/ with the 
     python3 casts-in-turns.py cast-copies.cubin STATE...
 
 Needs an NVIDIA GPU of the images' kind, and PyTorch. The structs are those of src/gpu/kernels/cast_args.rs as it is: images of a state with other
-structs would read wrong memory. Of each state the first kernel that it has is launched; without an image, its casts are left out. A differing byte is an
+structs would read wrong memory. Of a state whose blocks of tiles are numbered in one row, as they were before 2026-12 (it has `cast_channel_wide_e4m3`), so they are launched. Of each state the first kernel that it has is launched; without an image, its casts are left out. A differing byte is an
 error. PROFILE=1 launches each kernel twice and times nothing, for ncu. Operands are sets that are together larger than the L2 cache. A share is of the rate of a copy of BF16, as
 `bench cast` says it.
 """
@@ -67,15 +67,16 @@ def square(kernel, rows, cols, warps, across):
 
 
 def tiles(kernel, rows, cols, threads=256):
-    return "cast_tile", kernel, (-(-rows // 128) * -(-cols // 128), 1, 1), threads, False
+    return "cast_tile", kernel, (-(-cols // 128), -(-rows // 128), 1), threads, False
 
 
 class Bench:
     def __init__(self, copies, states):
         self.copies = copies
-        # What kernels of cast_channel.cuh take behind the parameters of all: blocks to the one whose tile they ask for.
-        self.ahead = struct.pack("<I", 2 * torch.cuda.get_device_properties(0).multi_processor_count)
+        # Blocks to the one whose tile kernels of cast_channel.cuh ask for.
+        self.ahead = 2 * torch.cuda.get_device_properties(0).multi_processor_count
         self.states = {state: {image: load(Path(state, f"{image}.cubin")) for image in ("cast_rows", "cast_tile", "produced")} for state in states}
+        self.in_one_row = {state for state, images in self.states.items() if images["cast_tile"] and function(images["cast_tile"], "cast_channel_wide_e4m3")}
         print(f"{torch.cuda.get_device_name()}; microseconds, and of the rate of a copy of BF16\n")
         print(f"| cast | copy of BF16 | copy of its bytes | {' | '.join(states)} |\n|---|---|---|{'---|' * len(states)}")
 
@@ -104,20 +105,24 @@ class Bench:
             calls["copy transposed"] = self.copy_transposed(o)
         written_by = {}
         for state, images in self.states.items():
-            found = ((function(images[of], kernel), *rest) for of, kernel, *rest in kernels if images[of])
-            chosen = next((one for one in found if one[0]), None)
+            found = ((of, function(images[of], kernel), *rest) for of, kernel, *rest in kernels if images[of])
+            chosen = next((one for one in found if one[1]), None)
             if not chosen:
                 continue
-            kernel, grid, threads, is_flat = chosen
+            of, kernel, grid, threads, is_flat = chosen
             if threads > most_threads(kernel):  # blocks per channel of 64 columns
-                grid, threads = (-(-rows // 128) * -(-cols // 64), 1, 1), threads // 2
+                grid, threads = (-(-cols // 64), *grid[1:]), threads // 2
+            # What these kernels take behind the parameters of all: rows and columns of tiles, or blocks.
+            ahead = [self.ahead // grid[0], self.ahead % grid[0]]
+            if state in self.in_one_row and of == "cast_tile":
+                grid, ahead = (grid[0] * grid[1], 1, 1), [self.ahead]
             r, c, g = (1, n, (1, grid_rows * grid_cols)) if is_flat else (rows, cols, (grid_rows, grid_cols))
 
-            def call(i, kernel=kernel, grid=grid, threads=threads, r=r, c=c, g=g, is_flat=is_flat):
+            def call(i, kernel=kernel, grid=grid, threads=threads, r=r, c=c, g=g, is_flat=is_flat, ahead=ahead):
                 scales = o.scales[i].data_ptr() if o.source in ("e4m3", "e2m1") else 0
                 source = cast_source(o.x[i].data_ptr(), scales, 0 if is_flat else 2 * cols if o.source == "gated" else cols, r, c, of_shift)
                 out = cast_out(o.codes[i].data_ptr(), o.new_scales[i].data_ptr(), cast_grid(*g, row_shift, col_shift, order), transposed)
-                launch(kernel, grid, threads, [source, struct.pack("<I", r), struct.pack("<I", c), cast_rule(to, order), out, self.ahead])
+                launch(kernel, grid, threads, [source, struct.pack("<I", r), struct.pack("<I", c), cast_rule(to, order), out, *(struct.pack("<I", number) for number in ahead)])
 
             calls[state] = call
             o.codes[-1].zero_(), o.new_scales[-1].zero_()
@@ -190,13 +195,12 @@ def coded(bench, rows, cols, small, back=True):
         ("e4m3", E2M1, "e2m1", (5, 0), 7, ("copy_16_8", 16, 8, 2)),
         ("e2m1", E4M3, "e4m3", (0, 7), 5, ("copy_8_16", 16, 2, 8)),
         ("e2m1", E4M3, "e4m3", (7, 0), 5, ("copy_8_16", 16, 2, 8)),
+        ("e2m1", E4M3, "e4m3", (5, 0), 5, ("copy_8_16", 16, 2, 2)),
     ):
         o = operands[source]
         if groups[1] == 0:
-            wide = [tiles(f"cast_channel_{kind}_{source}", rows, cols, threads) for kind, threads in (("wide", 128), ("few", 256))]
-            kernels = [*wide, tiles(f"cast_channel_{source}", rows, cols)]
-            if to == E2M1:
-                kernels.append(tiles(f"cast_channel_four_{source}", rows, cols))
+            wide = [tiles(f"cast_channel_{kind}", rows, cols, threads) for kind, threads in ((f"wide_{source}_{name}", 128), (f"wide_{source}", 128), (f"few_{source}", 256))]
+            kernels = [*wide[2 if small else 0:], tiles(f"cast_channel_{source}", rows, cols)]
             label = f"{1 << groups[0]}x1"
         else:
             old = few(f"cast_groups_few_{source}", rows, cols) if small else line(f"cast_groups_{name}_{source}", rows, cols, 64)

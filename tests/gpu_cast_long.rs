@@ -160,6 +160,40 @@ fn codes() {
     }
 }
 
+/// Tiles and channels of more than 65535 rows of tiles, where columns of the grid begin anew.
+#[test]
+fn more_rows_of_tiles_than_a_grid_has() {
+    let Some((handle, _turn)) = handle_with_memory() else { return };
+    use CastGroup::{Group1x64, Group32x1, Group128x1, Tile32x32, Tile128x128};
+    const MANY: usize = 5462 * SOME;
+    const WIDE: usize = 192;
+    let x = bytes_of(DType::Bf16, &of_kind(&mut Noise::new(79), "outliers", SOME, WIDE, DType::Bf16));
+    let (all, some) = (handle.upload(&x.repeat(MANY / SOME)).unwrap(), handle.upload(&x).unwrap());
+    let of = |data, rows| MatRef::new(data, DType::Bf16, rows, WIDE).unwrap();
+    let (all, some) = (of(&all, MANY), of(&some, SOME));
+    let made = |format| {
+        let plain = [Tile32x32, Tile128x128, Group32x1, Group128x1].map(|group| scheme(format, group));
+        plain.into_iter().chain([scheme(format, Group128x1).transposed().unwrap()])
+    };
+    for to in made(CodeFormat::E4M3).chain(made(CodeFormat::E2M1)) {
+        let [long, short] = [&all, &some].map(|x| handle.cast(x, CastRecipe::new(to)).unwrap());
+        assert_repeats(&handle, &long, &short, &format!("{to} of numbers"));
+    }
+    for from in [CodeFormat::E4M3, CodeFormat::E2M1] {
+        let recipe = CastRecipe::new(scheme(from, Group1x64));
+        let [all, some] = [&all, &some].map(|x| handle.cast(x, recipe).unwrap());
+        for to in made(CodeFormat::E4M3).chain(made(CodeFormat::E2M1)) {
+            let [long, short] = [&all, &some].map(|x| handle.cast(CastSource::from(x), CastRecipe::new(to)).unwrap());
+            assert_repeats(&handle, &long, &short, &format!("{to} of {from:?}"));
+        }
+    }
+    for to in [Tile128x128, Group128x1].map(|group| scheme(CodeFormat::E4M3, group)) {
+        let [long, short] =
+            [&all, &some].map(|x| handle.cast(SwigluSource::new(x).unwrap(), CastRecipe::new(to)).unwrap());
+        assert_repeats(&handle, &long, &short, &format!("{to} of SwiGLU"));
+    }
+}
+
 #[test]
 fn what_is_computed_before() {
     let Some((handle, _turn)) = handle_with_memory() else { return };

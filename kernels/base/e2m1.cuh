@@ -208,6 +208,17 @@ __device__ __forceinline__ u32 e4m3_of_e2m1(u32 codes, int shift = 0) {
     return bytes_of_e2m1(codes, {0x3C383000u + eights * 0x01010100u, 0x4C484440u + eights * 0x01010101u}) | signs_of_e2m1(codes);
 }
 
+// The magnitudes of eight codes, 2^14 too small: a code's bits, where E5M2 has its lowest three in the upper byte of an F16 number. Two at a time, of codes that are four apart.
+__device__ __forceinline__ void e2m1_sizes(u32 codes, float (&v)[8]) {
+    const u32 pairs[4] = {codes << 9, codes << 5, codes << 1, codes >> 3};
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const u32 halves = pairs[k] & 0x0E000E00u;
+        v[k] = to_float(F16{(u16)halves});
+        v[k + 4] = to_float(F16{(u16)(halves >> 16)});
+    }
+}
+
 // The values of eight codes, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so the upper byte
 // of an F16 one, 2^14 too small, which f makes up for unless it is huge. The two products put both halves of a byte in place,
 // where the masks find them.

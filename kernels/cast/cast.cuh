@@ -150,6 +150,14 @@ __device__ __forceinline__ void store_piece(u8* to, u32 codes) { *(u32*)to = cod
 __device__ __forceinline__ void store_piece(u8* to, uint4 codes) { *(uint4*)to = codes; }
 __device__ __forceinline__ void store_piece(u8* to, uint2 codes) { asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(codes.x), "r"(codes.y) : "memory"); }
 
+// The same if it is `wanted`, without a branch that what comes to be written would be moved into.
+__device__ __forceinline__ void store_piece(u8* to, u32 codes, bool wanted) {
+    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %2, 0; @wanted st.global.u32 [%0], %1;}" ::"l"(to), "r"(codes), "r"((u32)wanted) : "memory");
+}
+__device__ __forceinline__ void store_piece(u8* to, uint2 codes, bool wanted) {
+    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %3, 0; @wanted st.global.v2.u32 [%0], {%1, %2};}" ::"l"(to), "r"(codes.x), "r"(codes.y), "r"((u32)wanted) : "memory");
+}
+
 // Writes them; `at` is the number of the first.
 template <u32 FORMAT, bool BOUNDED, class S, class ENCODE> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, const ENCODE& encode) {
     store_piece(codes + (FORMAT == E2M1 ? at / 2 : at), codes_of<FORMAT, BOUNDED>(x, encode));

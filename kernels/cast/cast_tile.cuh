@@ -2,6 +2,7 @@
 // source.
 #pragma once
 #include "cast/maximum.cuh"
+#include "cast/tile_place.cuh"
 
 // A block holds 128 rows of one or two HALVES of 64 columns, a thread 8 x 8 elements: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
 // of codes 64 neighbours of a row, those of transposed codes 128 of a column. One half leaves multiprocessors idle for less of the end: per channel 1 to 3 % less at
@@ -16,18 +17,33 @@ template <class S, u32 HALVES = 2> struct Patch {
     S data[8];
 
     __device__ __forceinline__ Patch(const CastSource& source, u32 rows, u32 cols) : rows(rows), cols(cols) {
-        const u32 tiles = (cols + COLS - 1) / COLS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        tile_row = blockIdx.x / tiles * 128;
-        tile_col = blockIdx.x % tiles * COLS;
+        const TilePlace tile = tile_of_block((cols + COLS - 1) / COLS);
+        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        tile_row = tile.down * 128;
+        tile_col = tile.right * COLS;
         band = warp / HALVES;
         row = tile_row + 32 * band + 8 * (lane / 8);
         col = tile_col + 64 * (warp % HALVES) + 8 * (lane % 8);
         below = row < rows ? rows - row : 0;
         begin();
+        const bool chosen = source.index || (S::EXPERTS && source.producer.experts);
+        if constexpr (is_narrow<S> || is_coded<S>) {
+            // Whole tiles without the tests and zeros of what may be outside.
+            if (!chosen && tile_row + 128 <= rows && tile_col + COLS <= cols) {
+                typename S::At at = S::here(source, S::at(source, (int)row, col));
+#pragma unroll
+                for (int r = 0; r < 8; r++) {
+                    data[r].load(source, at, 0, true);
+                    at = S::down(source, at, 1);
+                }
+#pragma unroll
+                for (int r = 0; r < 8; r++) data[r].open(source, at, 0, (int)row + r, col, true);
+                return;
+            }
+        }
         int from[8];
         bool wanted[8];
         typename S::At at[8];
-        const bool chosen = source.index || (S::EXPERTS && source.producer.experts);
         // Without the tests of each row, some 25 instructions.
         const u32 there = col < cols ? below : 0;
         const auto place = [&](int r) {
@@ -63,6 +79,8 @@ template <class S, u32 HALVES = 2> struct Patch {
         return thread / 32 % HALVES * 64 + thread % 8 * 8;
     }
     __device__ __forceinline__ bool inside() const { return row < rows && col < cols; }
+    // A block that has no tile.
+    __device__ __forceinline__ bool is_past() const { return TilePlace{tile_row / 128, 0}.is_past(rows); }
 
     __device__ __forceinline__ void forget() {
 #pragma unroll
@@ -75,7 +93,7 @@ template <class S, u32 HALVES = 2> struct Patch {
         u8* codes = once(out.codes + bytes((u64)row * cols + col));
 #pragma unroll
         for (int r = 0; r < 8; r++) {
-            if (r < below) store_codes<FORMAT, BOUNDED>(codes, 0, data[r], encode);
+            store_piece(codes, codes_of<FORMAT, BOUNDED>(data[r], encode), r < below);
             codes += bytes(cols);
         }
     }
@@ -87,6 +105,7 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     using M = Maximum<S, FORMAT>;
     __shared__ typename M::Type maxima[4][4];  // by band and 32 columns
     Patch<S> patch(source, rows, cols);
+    if (patch.is_past()) return;
     const u32 lane = threadIdx.x % 32, row_shift = out.grid.row_shift, col_shift = out.grid.col_shift;
     const u32 group_row = patch.row >> row_shift;
     const u32 group_col = patch.col >> col_shift;
@@ -194,6 +213,7 @@ __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows,
     __shared__ typename M::Type maxima[4][64 * HALVES / PER];  // by band and column
     using Of = Patch<S, HALVES>;
     Of patch(source, rows, cols);
+    if (patch.is_past()) return;
     const u32 lane = threadIdx.x % 32, row_shift = out.grid.row_shift;
     const u32 group_row = patch.row >> row_shift;
     float encode[8] = {};

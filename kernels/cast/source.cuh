@@ -256,6 +256,11 @@ template <u32 FORMAT, bool FLAT = false> struct Sixteen {
         load_codes(at, 0, inside);
         scale = __uint_as_float(load_if(inside, (const u32*)at.scales));
     }
+    __device__ __forceinline__ void load_inside(const At& at) {
+        if constexpr (FORMAT == E2M1) asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(codes[0]), "=r"(codes[1]) : "l"(at.codes));
+        else asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(codes[0]), "=r"(codes[1]), "=r"(codes[2]), "=r"(codes[3]) : "l"(at.codes));
+        asm volatile("ld.global.f32 %0, [%1];" : "=f"(scale) : "l"(at.scales));
+    }
     __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int, u32 col, bool) {
         if constexpr (!FLAT) scale = Of::scale_of(s, bits, col);
     }

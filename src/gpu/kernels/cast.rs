@@ -313,6 +313,13 @@ fn line(rows: usize, cols: usize, vectors: usize) -> Result<Blocks> {
     Ok(Blocks::new((rows, spans), threads as u32))
 }
 
+/// Columns and rows of blocks for tiles of 128 rows, so many across. Where there are more rows of tiles than a grid has, its columns begin anew (`tile_of_block` in kernels/cast/tile_place.cuh).
+fn tile_grid(rows: usize, across: usize) -> (usize, usize) {
+    let down = rows.div_ceil(128);
+    let turns = down.div_ceil(GRID_Y);
+    (across * turns, down.div_ceil(turns))
+}
+
 /// Blocks of four rows and 1024 columns, as `cast_groups_few_*` have them.
 fn fours(rows: usize, cols: usize) -> Result<Blocks> {
     check_columns(rows, cols, 1024)?;
@@ -416,15 +423,15 @@ impl Kernels {
             }),
             _ => {
                 let half = is_channel(to.scheme) && matches!(from.values, CastValues::Plain { .. });
-                let tiles = rows.div_ceil(128) * cols.div_ceil(if half { 64 } else { 128 });
+                let grid = tile_grid(rows, cols.div_ceil(if half { 64 } else { 128 }));
                 let (kernel, threads) = match (from.values, produced) {
                     (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if is_channel(to.scheme) => {
                         (fused.channel(&producer, dtype, aligned)?, THREADS)
                     }
-                    _ if is_channel(to.scheme) => family.of_channels(from, to, tiles, self.sm_count)?,
+                    _ if is_channel(to.scheme) => family.of_channels(from, to, grid.0 * grid.1, self.sm_count)?,
                     _ => (choose(&family.tile, |f| &f.tile)?, THREADS),
                 };
-                Some((kernel, Blocks::new((tiles, 1), threads)))
+                Some((kernel, Blocks::new(grid, threads)))
             }
         };
         if let Some((_, blocks)) = launch {
@@ -437,12 +444,14 @@ impl Kernels {
             source = CastSource::new(&CastFrom { rows, cols, ..*from });
             out = CastOut::new(&CastTo { rows, cols, ..*to }, part);
         }
-        // Blocks ask for the tile of the one that comes so many later.
-        let ahead = are_channels_wide(from, to).then_some(2 * self.sm_count as u32);
+        // Blocks ask for the tile of the one that comes so many later: rows and columns of tiles.
+        let tiles = cols.div_ceil(128).max(1);
+        let ahead = are_channels_wide(from, to)
+            .then_some(((2 * self.sm_count / tiles) as u32, (2 * self.sm_count % tiles) as u32));
         let (rows, cols) = (rows as u32, cols as u32);
         Ok(move || match (launch, ahead) {
-            (Some((kernel, blocks)), Some(ahead)) => {
-                enqueue!(stream, kernel, blocks, source, rows, cols, rule, out, ahead)
+            (Some((kernel, blocks)), Some((ahead_down, ahead_right))) => {
+                enqueue!(stream, kernel, blocks, source, rows, cols, rule, out, ahead_down, ahead_right)
             }
             (Some((kernel, blocks)), None) => enqueue!(stream, kernel, blocks, source, rows, cols, rule, out),
             (None, _) => Ok(()),
@@ -561,5 +570,15 @@ mod tests {
             let to = CastTo { codes: &at[2], scales: &at[3], scheme: e4m3, rows, cols };
             check_fp4_to_fp8(&from, &to, Some(&at[4]))
         });
+    }
+
+    #[test]
+    fn each_row_of_tiles_has_blocks() {
+        for rows in [1, 128, 129, 128 * GRID_Y, 128 * GRID_Y + 1, 256 * GRID_Y + 1, i32::MAX as usize] {
+            let (x, y) = tile_grid(rows, 3);
+            let (turns, down) = (x / 3, rows.div_ceil(128));
+            assert!(x == 3 * turns && y <= GRID_Y, "{rows}");
+            assert!((down..down + turns).contains(&(turns * y)), "{rows}: {turns} x {y} for {down}");
+        }
     }
 }

@@ -8,10 +8,8 @@ use crate::format::{CastScales, CastScheme, CodeFormat, Extent};
 
 /// Kernels per channel, not transposed, of codes whose scales are FP32 and no channel's own. A block has a tile of 128 x 128.
 pub(super) struct ChannelKernels {
-    /// Eight rows a thread.
-    many: Kernel,
-    /// Four, to E2M1 alone.
-    some: Kernel,
+    /// Eight rows a thread; to E4M3 and to E2M1.
+    many: [Kernel; 2],
     /// Four, whose products are kept.
     few: Kernel,
 }
@@ -19,21 +17,14 @@ pub(super) struct ChannelKernels {
 impl ChannelKernels {
     /// Of codes of a format, as kernels name it.
     pub(super) fn of(tile: &Module, from: &str) -> Result<Self> {
-        let kernel = |name: &str| tile.kernel(&format!("cast_channel_{name}_{from}"));
-        Ok(Self { many: kernel("wide")?, some: kernel("four")?, few: kernel("few")? })
+        let kernel = |name: &str| tile.kernel(&format!("cast_channel_{name}"));
+        let many = |to: &str| kernel(&format!("wide_{from}_{to}"));
+        Ok(Self { many: [many("e4m3")?, many("e2m1")?], few: kernel(&format!("few_{from}"))? })
     }
 
-    /// The kernel for so many tiles, and the threads of its blocks (H200, 2026-11, the records of channels and of E2M1): of `few` two blocks share a multiprocessor; `many` to E2M1 has so much code that it pays from
-    /// some 1600 tiles of an H200 on.
+    /// The kernel for so many tiles, and the threads of its blocks: of `few` two blocks share a multiprocessor (H200, 2026-12, the record of channels).
     pub(super) fn of_tiles(&self, tiles: usize, to: CodeFormat, sm_count: usize) -> (Kernel, u32) {
-        let (few, many) = (2 * sm_count, if to == CodeFormat::E2M1 { 12 * sm_count } else { 0 });
-        if tiles <= few {
-            (self.few, 256)
-        } else if tiles >= many {
-            (self.many, 128)
-        } else {
-            (self.some, 256)
-        }
+        if tiles <= 2 * sm_count { (self.few, 256) } else { (self.many[usize::from(to == CodeFormat::E2M1)], 128) }
     }
 }
 

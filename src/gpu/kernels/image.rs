@@ -83,7 +83,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 50] = [
+const HEADERS: [(&str, &str); 51] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -100,6 +100,7 @@ const HEADERS: [(&str, &str); 50] = [
     ("cast/source.cuh", include_str!("../../../kernels/cast/source.cuh")),
     ("cast/line_maxima.cuh", include_str!("../../../kernels/cast/line_maxima.cuh")),
     ("cast/maximum.cuh", include_str!("../../../kernels/cast/maximum.cuh")),
+    ("cast/tile_place.cuh", include_str!("../../../kernels/cast/tile_place.cuh")),
     ("cast/cast_channel.cuh", include_str!("../../../kernels/cast/cast_channel.cuh")),
     ("cast/thresholds.cuh", include_str!("../../../kernels/cast/thresholds.cuh")),
     ("cast/cast_steps.cuh", include_str!("../../../kernels/cast/cast_steps.cuh")),
