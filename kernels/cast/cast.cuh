@@ -154,6 +154,10 @@ __device__ __forceinline__ void store_piece(u8* to, uint2 codes) { asm volatile(
 __device__ __forceinline__ void store_piece(u8* to, u32 codes, bool wanted) {
     asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %2, 0; @wanted st.global.u32 [%0], %1;}" ::"l"(to), "r"(codes), "r"((u32)wanted) : "memory");
 }
+__device__ __forceinline__ void store_piece(u8* to, uint4 codes, bool wanted) {
+    asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted st.global.v4.u32 [%0], {%1, %2, %3, %4};}"
+                 ::"l"(to), "r"(codes.x), "r"(codes.y), "r"(codes.z), "r"(codes.w), "r"((u32)wanted) : "memory");
+}
 __device__ __forceinline__ void store_piece(u8* to, uint2 codes, bool wanted) {
     asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %3, 0; @wanted st.global.v2.u32 [%0], {%1, %2};}" ::"l"(to), "r"(codes.x), "r"(codes.y), "r"((u32)wanted) : "memory");
 }

@@ -5,7 +5,7 @@
 #include "cast/tile_place.cuh"
 
 // What a thread has of a row: codes that are decoded as often as they are wanted, or products that are kept. `sizes`: patterns of |value| of eight, NaN's and infinity's not below infinity's. `codes_by`: of eight values
-// by factors that `is_factor`, where there was neither. ASKS: they take less then, so that it pays to know.
+// by factors that `is_factor`, where there was neither, nor, of E2M1 codes, a scale with a sign. ASKS: they take less then, so that it pays to know.
 template <u32 OF> struct Again : Sixteen<OF, true> {
     template <u32 FORMAT> static constexpr bool ASKS = FORMAT == E2M1 || OF == E2M1;
     __device__ __forceinline__ void open() {}
@@ -27,13 +27,11 @@ template <u32 OF> struct Again : Sixteen<OF, true> {
             positive(h, y);
 #pragma unroll
             for (int i = 0; i < 8; i++) y[i] = __fmul_rn(y[i], encode[i]);
-            // A scale may be negative.
-            const u32 signs = this->codes[h] ^ (u32)(__float_as_int(this->scale) >> 31);
             if constexpr (FORMAT == E2M1) {
-                return encode8_e2m1<true>(y, signs & 0x88888888u);
+                return encode8_e2m1<true>(y, this->codes[h] & 0x88888888u);
             } else {
                 const uint2 sizes = encode8<FORMAT>(y);
-                return {sizes.x | signs_of_e2m1(signs), sizes.y | signs_of_e2m1(signs >> 16)};
+                return {sizes.x | signs_of_e2m1(this->codes[h]), sizes.y | signs_of_e2m1(this->codes[h] >> 16)};
             }
         }
     }
@@ -62,7 +60,7 @@ template <u32 OF> struct Kept : Sixteen<OF, true> {
     template <u32 FORMAT> __device__ __forceinline__ typename EightCodes<FORMAT>::Type codes_by(int h, const float (&encode)[8]) const { return codes_of<FORMAT, true>(half(h), encode); }
 };
 
-// Patterns of the largest |value| of each column, NaN dropped; whether there was no NaN (nor infinity, of codes), which is asked for where what is written ASKS.
+// Patterns of the largest |value| of each column, NaN dropped; whether there was none of what `codes_by` does not have.
 template <u32 FORMAT, u32 OF, int ROWS> __device__ __forceinline__ bool column_maxima(Again<OF> (&data)[ROWS], u32 (&m)[16]) {
     // Patterns of numbers that are not negative order like them; NaN's is above all.
 #pragma unroll
@@ -79,6 +77,11 @@ template <u32 FORMAT, u32 OF, int ROWS> __device__ __forceinline__ bool column_m
     u32 largest = m[0];
 #pragma unroll
     for (int c = 1; c < 16; c++) largest = max(largest, m[c]);
+    if constexpr (OF == E2M1) {
+        // As patterns scales with a sign are above infinity; others, if they are the largest, are no harm.
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) largest = max(largest, __float_as_uint(data[r].scale));
+    }
     if (largest < 0x7F800000u) return true;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) data[r].forget();
@@ -118,8 +121,7 @@ __device__ __forceinline__ void write_channels(const S (&data)[ROWS], const floa
             if constexpr (CLEAN) return data[r].template codes_by<FORMAT>(h, encode[h]);
             else return codes_of<FORMAT, false>(data[r].half(h), encode[h]);
         };
-        const auto piece = both(eight(0), eight(1));
-        if (row + r < rows) store_piece(codes, piece);
+        store_piece(codes, both(eight(0), eight(1)), row + r < rows);
         codes += bytes(cols);
     }
 }
@@ -139,7 +141,25 @@ template <u32 ROWS> struct ChannelShared {
     static __device__ __forceinline__ u32 turned(u32 column) { return column ^ column / 32 % 4 * 4; }
 };
 
-template <u32 N> struct Slices { static constexpr u32 NUMBER = N; };
+// The thread's rows, of which so many are `there`: all, where they are known to be WHOLE.
+template <bool WHOLE, class S, int ROWS>
+__device__ __forceinline__ void load_channels(S (&data)[ROWS], const CastSource& source, const u8* codes, const u8* scales, u32 cols, u32 there) {
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        if constexpr (WHOLE) data[r].load_inside({codes, scales, 0, 0});
+        else data[r].load({codes, scales, 0, 0}, r < there);
+        codes = once(codes + S::Of::bytes(cols));
+        scales = once(scales + source.scale_down);
+    }
+}
+
+// The largest of a column's maxima in so many slices.
+template <u32 SLICES> __device__ __forceinline__ float largest_of(const u32* of_slices) {
+    u32 amax = of_slices[0];
+#pragma unroll
+    for (u32 w = 1; w < SLICES; w++) amax = max(amax, of_slices[128 * w]);
+    return __uint_as_float(amax);
+}
 
 // A block holds 128 x 128 elements, a thread ROWS rows of sixteen. Blocks are numbered by columns and rows of tiles. Eight rows: what a thread does once is an eighth of its work. Four rows whose products are kept, where there
 // are so few tiles that each waits for itself; with many, 1.1 to 1.3 of the time, and two rows up to 1.36. Blocks of 256 columns take 1.01 of the time. Blocks that stay, the codes of their next tile on their way into shared
@@ -158,21 +178,9 @@ __device__ __forceinline__ void cast_channel_wide(ChannelShared<ROWS>& shared, c
         const u32 row = tile_row + threadIdx.x / 8 * ROWS, col = tile_col + threadIdx.x % 8 * 16;
         const u8* codes = once((const u8*)source.x + S::Of::bytes((u64)row * cols + col));
         const u8* scales = once(source.scales + (u64)(row >> source.grid.row_shift) * source.scale_row + (col >> source.grid.col_shift) * source.scale_right);
-        const auto load = [&](auto&& one) {
-#pragma unroll
-            for (u32 r = 0; r < ROWS; r++) {
-                one(data[r], {codes, scales, 0, 0}, r);
-                codes = once(codes + S::Of::bytes(cols));
-                scales = once(scales + source.scale_down);
-            }
-        };
         // Whole tiles without the tests and zeros of what may be outside: 0.97 to 0.99 of the time (observed: H200, 2026-12).
-        if (tile_row + 128 <= rows && tile_col + COLS <= cols) {
-            load([](S& to, const typename S::At& at, u32) { to.load_inside(at); });
-        } else {
-            const u32 there = row < rows && col < cols ? rows - row : 0;
-            load([&](S& to, const typename S::At& at, u32 r) { to.load(at, r < there); });
-        }
+        if (tile_row + 128 <= rows && tile_col + COLS <= cols) load_channels<true>(data, source, codes, scales, cols, ROWS);
+        else load_channels<false>(data, source, codes, scales, cols, row < rows && col < cols ? rows - row : 0);
     }
     if constexpr (PREFETCH) {
         // A row of the tile that comes so many blocks later, to be in L2 then: 0.98 to 0.99 of the time; from twice as many blocks on it takes longer (observed: H100 and H200, 2026-11 and -12).
@@ -200,12 +208,8 @@ __device__ __forceinline__ void cast_channel_wide(ChannelShared<ROWS>& shared, c
         u8* scale = once(out.scales + scale_index(out.grid, first + group, tile_col + column) * (order == UE8M0 ? 1 : 4));
         const u32* of_slices = &shared.maxima[0][Shared::turned(column)];
         float* factor = &shared.factors[group][column / 16 * 20 + column % 16];
-        // Of the largest of so many slices.
-        const auto make = [&](auto slices, bool inside) {
-            u32 amax = of_slices[0];
-#pragma unroll
-            for (u32 w = 1; w < decltype(slices)::NUMBER; w++) amax = max(amax, of_slices[COLS * w]);
-            const GroupScale s = cast_scale<FORMAT>(rule, __uint_as_float(amax));
+        const auto make = [&](float amax, bool inside) {
+            const GroupScale s = cast_scale<FORMAT>(rule, amax);
             *factor = s.encode;
             if (inside) keep_scale(order, scale, s.scale);
             clean = clean && is_factor(s.encode);
@@ -217,13 +221,13 @@ __device__ __forceinline__ void cast_channel_wide(ChannelShared<ROWS>& shared, c
                 factor += GROUPS * 8 * 20;
             }
         } else if (row_shift == 7) {
-            if (group == 0) make(Slices<SLICES>{}, inside);
+            if (group == 0) make(largest_of<SLICES>(of_slices), inside);
         } else {
             of_slices += COLS * (SLICES / 4) * group;
             const u64 step = GROUPS * (order == ROW_MAJOR ? 4ull * out.grid.cols : 4);
 #pragma unroll 1
             for (; group < 4; group += GROUPS) {
-                make(Slices<SLICES / 4>{}, inside && first + group < out.grid.rows);
+                make(largest_of<SLICES / 4>(of_slices), inside && first + group < out.grid.rows);
                 of_slices += COLS * (SLICES / 4) * GROUPS;
                 factor += GROUPS * 8 * 20;
                 scale = once(scale + step);
@@ -251,7 +255,7 @@ __device__ __forceinline__ void cast_channel_wide(ChannelShared<ROWS>& shared, c
 
 // Of a multiprocessor: of eight rows, by what they are of and what they become, and of four whose products are kept.
 #if __CUDA_ARCH__ == 900
-template <u32 OF, u32 FORMAT> constexpr u32 CHANNEL_BLOCKS = OF == E2M1 ? 7 : FORMAT == E2M1 ? 7 : 6;
+template <u32 OF, u32 FORMAT> constexpr u32 CHANNEL_BLOCKS = OF == E2M1 || FORMAT == E2M1 ? 7 : 6;
 constexpr u32 CHANNEL_BLOCKS_few = 2;
 #else
 template <u32, u32> constexpr u32 CHANNEL_BLOCKS = __CUDA_ARCH__ >= 890 ? 4 : 2;
