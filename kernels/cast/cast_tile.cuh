@@ -93,7 +93,9 @@ template <class S, u32 HALVES = 2> struct Patch {
         u8* codes = once(out.codes + bytes((u64)row * cols + col));
 #pragma unroll
         for (int r = 0; r < 8; r++) {
-            store_piece(codes, codes_of<FORMAT, BOUNDED>(data[r], encode), r < below);
+            // All rows as one stretch of code, where registers hold it: what is computed would spill.
+            if constexpr (is_narrow<S> || is_coded<S>) store_piece(codes, codes_of<FORMAT, BOUNDED>(data[r], encode), r < below);
+            else if (r < below) store_codes<FORMAT, BOUNDED>(codes, 0, data[r], encode);
             codes += bytes(cols);
         }
     }
