@@ -9,6 +9,7 @@ struct alignas(16) Pair { uint4 first, second; };
 __device__ __forceinline__ void change(const uint4& from, uint4& to) { to = from; }
 __device__ __forceinline__ void change(const uint4& from, uint2& to) { to = {from.x ^ from.z, from.y ^ from.w}; }
 __device__ __forceinline__ void change(const uint4& from, u32& to) { to = from.x ^ from.y ^ from.z ^ from.w; }
+__device__ __forceinline__ void change(const uint2& from, uint2& to) { to = from; }
 __device__ __forceinline__ void change(const uint2& from, uint4& to) { to = {from.x, from.y, from.x + 1, from.y + 1}; }
 __device__ __forceinline__ void change(const u32& from, uint4& to) { to = {from, from + 1, from + 2, from + 3}; }
 __device__ __forceinline__ void change(const Pair& from, uint2& to) {
@@ -57,6 +58,7 @@ COPIES(copy_16_16, uint4, uint4)
 COPIES(copy_16_8, uint4, uint2)
 COPIES(copy_16_4, uint4, u32)
 COPIES(copy_8_16, uint2, uint4)
+COPIES(copy_8_8, uint2, uint2)
 COPIES(copy_4_16, u32, uint4)
 COPIES(copy_32_8, Pair, uint2)
 

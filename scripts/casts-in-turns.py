@@ -10,7 +10,7 @@ Each state is a folder with images, as nvcc makes them in its kernels/ with the 
     python3 casts-in-turns.py cast-copies.cubin STATE...
 
 Needs an NVIDIA GPU of the images' kind, and PyTorch. The structs are those of src/gpu/kernels/cast_args.rs as it is: images of a state with other
-structs would read wrong memory. Of a state whose blocks of tiles are numbered in one row, as they were before 2026-12 (it has `cast_channel_wide_e4m3`), so they are launched. Of each state the first kernel that it has is launched; without an image, its casts are left out. A differing byte is an
+structs would read wrong memory. Of a state whose blocks of tiles are numbered in one row, as they were before 2026-12 (it has no `cast_channel_wide_e4m3_e4m3`), so they are launched. Of each state the first kernel that it has is launched; without an image, its casts are left out. A differing byte is an
 error. PROFILE=1 launches each kernel twice and times nothing, for ncu. Operands are sets that are together larger than the L2 cache. A share is of the rate of a copy of BF16, as
 `bench cast` says it.
 """
@@ -72,11 +72,14 @@ def tiles(kernel, rows, cols, threads=256):
 
 class Bench:
     def __init__(self, copies, states):
+        for state in states:
+            if not Path(state).is_dir():
+                sys.exit(f"{state}: no folder of images: make them as this script's use says (-h)")
         self.copies = copies
         # Blocks to the one whose tile kernels of cast_channel.cuh ask for.
         self.ahead = 2 * torch.cuda.get_device_properties(0).multi_processor_count
         self.states = {state: {image: load(Path(state, f"{image}.cubin")) for image in ("cast_rows", "cast_tile", "produced")} for state in states}
-        self.in_one_row = {state for state, images in self.states.items() if images["cast_tile"] and function(images["cast_tile"], "cast_channel_wide_e4m3")}
+        self.in_one_row = {state for state, images in self.states.items() if images["cast_tile"] and not function(images["cast_tile"], "cast_channel_wide_e4m3_e4m3")}
         print(f"{torch.cuda.get_device_name()}; microseconds, and of the rate of a copy of BF16\n")
         print(f"| cast | copy of BF16 | copy of its bytes | {' | '.join(states)} |\n|---|---|---|{'---|' * len(states)}")
 
@@ -196,6 +199,7 @@ def coded(bench, rows, cols, small, back=True):
         ("e2m1", E4M3, "e4m3", (0, 7), 5, ("copy_8_16", 16, 2, 8)),
         ("e2m1", E4M3, "e4m3", (7, 0), 5, ("copy_8_16", 16, 2, 8)),
         ("e2m1", E4M3, "e4m3", (5, 0), 5, ("copy_8_16", 16, 2, 2)),
+        ("e2m1", E2M1, "e2m1", (7, 0), 5, ("copy_8_8", 16, 2, 8)),
     ):
         o = operands[source]
         if groups[1] == 0:

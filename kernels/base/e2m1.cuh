@@ -109,6 +109,15 @@ template <bool BOUNDED> __device__ __forceinline__ u32 encode8_e2m1(const float*
 #endif
 }
 
+// The same of numbers that are not negative, whose signs are apart, where those of codes are.
+template <bool BOUNDED> __device__ __forceinline__ u32 encode8_e2m1_sizes(const float (&y)[8], u32 signs) {
+#ifdef HARDWARE_E2M1
+    return hardware_e2m1(y) | signs;
+#else
+    return encode8_e2m1<BOUNDED>(y, signs);
+#endif
+}
+
 // The same of any products: that of a NaN has no sign.
 __device__ __forceinline__ u32 encode8_e2m1(const float (&y)[8]) {
     return encode8_e2m1<false>(y, signs8(signs4(y, 0), signs4(y, 1)));

@@ -4,8 +4,8 @@
 #include "cast/maximum.cuh"
 #include "cast/tile_place.cuh"
 
-// What a thread has of a row: codes that are decoded as often as they are wanted, or products that are kept. `sizes`: patterns of |value| of eight, NaN's and infinity's not below infinity's. `codes_by`: of eight values
-// by factors that `is_factor`, where there was neither, nor, of E2M1 codes, a scale with a sign. ASKS: they take less then, so that it pays to know.
+// What a thread has of a row, codes that are decoded as often as they are wanted (`Again`) or products that are kept (`Kept`). `codes_by` are codes of eight values by factors that `is_factor`, where no value is NaN or infinite and,
+// of E2M1 codes, no scale has a sign; where it ASKS whether that holds it takes fewer instructions than codes of any values. `Again::sizes` are patterns of |value| of eight, NaN's and infinity's not below infinity's.
 template <u32 OF> struct Again : Sixteen<OF, true> {
     template <u32 FORMAT> static constexpr bool ASKS = FORMAT == E2M1 || OF == E2M1;
     __device__ __forceinline__ void open() {}
@@ -28,7 +28,7 @@ template <u32 OF> struct Again : Sixteen<OF, true> {
 #pragma unroll
             for (int i = 0; i < 8; i++) y[i] = __fmul_rn(y[i], encode[i]);
             if constexpr (FORMAT == E2M1) {
-                return encode8_e2m1<true>(y, this->codes[h] & 0x88888888u);
+                return encode8_e2m1_sizes<true>(y, this->codes[h] & 0x88888888u);
             } else {
                 const uint2 sizes = encode8<FORMAT>(y);
                 return {sizes.x | signs_of_e2m1(this->codes[h]), sizes.y | signs_of_e2m1(this->codes[h] >> 16)};
@@ -78,7 +78,7 @@ template <u32 FORMAT, u32 OF, int ROWS> __device__ __forceinline__ bool column_m
 #pragma unroll
     for (int c = 1; c < 16; c++) largest = max(largest, m[c]);
     if constexpr (OF == E2M1) {
-        // As patterns scales with a sign are above infinity; others, if they are the largest, are no harm.
+        // As patterns scales with a sign are above infinity's, and finite ones without are below it.
 #pragma unroll
         for (int r = 0; r < ROWS; r++) largest = max(largest, __float_as_uint(data[r].scale));
     }
@@ -126,13 +126,6 @@ __device__ __forceinline__ void write_channels(const S (&data)[ROWS], const floa
     }
 }
 
-// The thread's number, asked for anew: what is made of it would be kept in registers from the start to the codes.
-__device__ __forceinline__ u32 thread_anew() {
-    u32 thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
 // What a block's threads share. Patterns of maxima by slice of rows, one thread's, and column, four neighbours where `turned` has them, so that no bank is met twice; factors by group and column, what sixteen columns have apart.
 template <u32 ROWS> struct ChannelShared {
     static constexpr u32 COLS = 128, SLICES = 128 / ROWS;
@@ -153,23 +146,24 @@ __device__ __forceinline__ void load_channels(S (&data)[ROWS], const CastSource&
     }
 }
 
-// The largest of a column's maxima in so many slices.
-template <u32 SLICES> __device__ __forceinline__ float largest_of(const u32* of_slices) {
+// The largest of a column's maxima in so many slices, each of which has as many columns.
+template <u32 SLICES, u32 COLS> __device__ __forceinline__ float largest_of(const u32* of_slices) {
     u32 amax = of_slices[0];
 #pragma unroll
-    for (u32 w = 1; w < SLICES; w++) amax = max(amax, of_slices[128 * w]);
+    for (u32 slice = 1; slice < SLICES; slice++) amax = max(amax, of_slices[COLS * slice]);
     return __uint_as_float(amax);
 }
 
-// A block holds 128 x 128 elements, a thread ROWS rows of sixteen. Blocks are numbered by columns and rows of tiles. Eight rows: what a thread does once is an eighth of its work. Four rows whose products are kept, where there
-// are so few tiles that each waits for itself; with many, 1.1 to 1.3 of the time, and two rows up to 1.36. Blocks of 256 columns take 1.01 of the time. Blocks that stay, the codes of their next tile on their way into shared
-// memory, 1.0 to 1.6 (observed: H200, 2026-11 and -12).
+// A block holds 128 x 128 elements, a thread ROWS rows of sixteen. Eight rows, whose codes are decoded twice: what a thread does once is an eighth of its work. Four whose products are kept, where there are so few tiles that each waits for
+// itself: 0.83 to 0.96 of the time of eight up to 224 tiles, 1.06 and more from 448 on. Sixteen rows took 1.1 and more, codes in shared memory 0.97 to 1.2, blocks that stay, the codes of their next tile on their way, 1.2 to 1.6
+// (observed: H200, 2026-12). PREFETCH: a block asks for a later one's tile; between E4M3 0.98 to 0.99 of the time, from E2M1 to E4M3 0.95 to 0.96, to E2M1 no difference, and from E4M3 to it 1.02.
 template <class S, u32 OF, u32 FORMAT, u32 ROWS, bool PREFETCH>
-__device__ __forceinline__ void cast_channel_wide(ChannelShared<ROWS>& shared, const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out, u32 ahead_down, u32 ahead_right) {
+__device__ __forceinline__ void cast_channel_of_codes(ChannelShared<ROWS>& shared, const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out, u32 ahead_down, u32 ahead_right) {
     using Shared = ChannelShared<ROWS>;
     constexpr u32 COLS = Shared::COLS, SLICES = Shared::SLICES, GROUPS = 8 / ROWS;  // GROUPS: of rows, that the threads make scales of at once
-    const u32 tiles = (cols + COLS - 1) / COLS;
-    const TilePlace tile = tile_of_block(tiles);
+    static_assert(!PREFETCH || ROWS == 8, "a thread asks for a row of 128");
+    const u32 across = (cols + COLS - 1) / COLS;
+    const TilePlace tile = tile_of_block(across);
     if (tile.is_past(rows)) return;
     const u32 tile_row = tile.down * 128, tile_col = tile.right * COLS, row_shift = out.grid.row_shift;
     begin();
@@ -183,9 +177,9 @@ __device__ __forceinline__ void cast_channel_wide(ChannelShared<ROWS>& shared, c
         else load_channels<false>(data, source, codes, scales, cols, row < rows && col < cols ? rows - row : 0);
     }
     if constexpr (PREFETCH) {
-        // A row of the tile that comes so many blocks later, to be in L2 then: 0.98 to 0.99 of the time; from twice as many blocks on it takes longer (observed: H100 and H200, 2026-11 and -12).
+        // A row of the tile that comes so many blocks later, to be in L2 then; from twice as many blocks on it takes longer.
         TilePlace next = {tile.down + ahead_down, tile.right + ahead_right};
-        if (next.right >= tiles) next.right -= tiles, next.down++;
+        if (next.right >= across) next.right -= across, next.down++;
         const u32 next_row = next.down * 128 + threadIdx.x;
         if (next_row < rows) asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)source.x + S::Of::bytes((u64)next_row * cols + next.right * COLS)));
     }
@@ -221,13 +215,13 @@ __device__ __forceinline__ void cast_channel_wide(ChannelShared<ROWS>& shared, c
                 factor += GROUPS * 8 * 20;
             }
         } else if (row_shift == 7) {
-            if (group == 0) make(largest_of<SLICES>(of_slices), inside);
+            if (group == 0) make(largest_of<SLICES, COLS>(of_slices), inside);
         } else {
             of_slices += COLS * (SLICES / 4) * group;
             const u64 step = GROUPS * (order == ROW_MAJOR ? 4ull * out.grid.cols : 4);
 #pragma unroll 1
             for (; group < 4; group += GROUPS) {
-                make(largest_of<SLICES / 4>(of_slices), inside && first + group < out.grid.rows);
+                make(largest_of<SLICES / 4, COLS>(of_slices), inside && first + group < out.grid.rows);
                 of_slices += COLS * (SLICES / 4) * GROUPS;
                 factor += GROUPS * 8 * 20;
                 scale = once(scale + step);
@@ -253,13 +247,13 @@ __device__ __forceinline__ void cast_channel_wide(ChannelShared<ROWS>& shared, c
     else write_channels<FORMAT, false>(data, encode, row, col, rows, cols, out);
 }
 
-// Of a multiprocessor: of eight rows, by what they are of and what they become, and of four whose products are kept.
+// Blocks of a multiprocessor, without spilling. Of eight rows one more or one less takes up to 1.05 of the time (observed: H200, 2026-12).
 #if __CUDA_ARCH__ == 900
 template <u32 OF, u32 FORMAT> constexpr u32 CHANNEL_BLOCKS = OF == E2M1 || FORMAT == E2M1 ? 7 : 6;
-constexpr u32 CHANNEL_BLOCKS_few = 2;
+constexpr u32 KEPT_BLOCKS = 2;
 #else
 template <u32, u32> constexpr u32 CHANNEL_BLOCKS = __CUDA_ARCH__ >= 890 ? 4 : 2;
-constexpr u32 CHANNEL_BLOCKS_few = 1;
+constexpr u32 KEPT_BLOCKS = 1;
 #endif
 #define CHANNEL_PARAMETERS                                                                                                \
     CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out,                                                    \
@@ -267,13 +261,13 @@ constexpr u32 CHANNEL_BLOCKS_few = 1;
 #define CAST_CHANNEL_OF_TO(from, OF, to, TO)                                                                              \
     extern "C" __global__ void __launch_bounds__(128, (CHANNEL_BLOCKS<OF, TO>)) cast_channel_wide_##from##_##to(CHANNEL_PARAMETERS) { \
         __shared__ __align__(16) ChannelShared<8> shared;                                                                 \
-        cast_channel_wide<Again<OF>, OF, TO, 8, OF == E2M1 || TO == E4M3>(shared, source, rows, cols, rule, out, ahead_down, ahead_right); \
+        cast_channel_of_codes<Again<OF>, OF, TO, 8, OF == E2M1 || TO == E4M3>(shared, source, rows, cols, rule, out, ahead_down, ahead_right); \
     }
 #define CAST_CHANNEL_WIDE(from, OF)                                                                                       \
     CAST_CHANNEL_OF_TO(from, OF, e4m3, E4M3)                                                                              \
     CAST_CHANNEL_OF_TO(from, OF, e2m1, E2M1)                                                                              \
-    extern "C" __global__ void __launch_bounds__(256, CHANNEL_BLOCKS_few) cast_channel_few_##from(CHANNEL_PARAMETERS) {   \
+    extern "C" __global__ void __launch_bounds__(256, KEPT_BLOCKS) cast_channel_few_##from(CHANNEL_PARAMETERS) {   \
         __shared__ __align__(16) ChannelShared<4> shared;                                                                 \
-        if (rule.format == E4M3) cast_channel_wide<Kept<OF>, OF, E4M3, 4, false>(shared, source, rows, cols, rule, out, ahead_down, ahead_right); \
-        else cast_channel_wide<Kept<OF>, OF, E2M1, 4, false>(shared, source, rows, cols, rule, out, ahead_down, ahead_right); \
+        if (rule.format == E4M3) cast_channel_of_codes<Kept<OF>, OF, E4M3, 4, false>(shared, source, rows, cols, rule, out, ahead_down, ahead_right); \
+        else cast_channel_of_codes<Kept<OF>, OF, E2M1, 4, false>(shared, source, rows, cols, rule, out, ahead_down, ahead_right); \
     }

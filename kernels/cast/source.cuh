@@ -256,6 +256,7 @@ template <u32 FORMAT, bool FLAT = false> struct Sixteen {
         load_codes(at, 0, inside);
         scale = __uint_as_float(load_if(inside, (const u32*)at.scales));
     }
+    // The same of what is there, in this order, too: left to itself the compiler puts loads where they are wanted.
     __device__ __forceinline__ void load_inside(const At& at) {
         if constexpr (FORMAT == E2M1) asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(codes[0]), "=r"(codes[1]) : "l"(at.codes));
         else asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(codes[0]), "=r"(codes[1]), "=r"(codes[2]), "=r"(codes[3]) : "l"(at.codes));

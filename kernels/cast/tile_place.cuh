@@ -2,9 +2,16 @@
 #pragma once
 #include "base/types.cuh"
 
+// The thread's number, asked for anew: what is made of it would be kept in registers from the start to the codes.
+__device__ __forceinline__ u32 thread_anew() {
+    u32 thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 struct TilePlace {
     u32 down, right;  // rows of tiles above it, and tiles left of it
-    // Whether there is no such row; there is one of 128 at least.
+    // Whether the matrix, which has rows, has no such row of tiles.
     __device__ __forceinline__ bool is_past(u32 rows) const { return down > (rows - 1) / 128; }
 };
 

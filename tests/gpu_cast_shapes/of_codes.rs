@@ -3,6 +3,8 @@
 //! Every source with every target would take hours: each is met in each shape and with each kind, in pairs that differ. Tall matrices are of bands, so that the reference
 //! of one band is that of all.
 
+use std::collections::HashSet;
+
 use crate::cast::*;
 use crate::common::*;
 use ndarray::{Array2, ArrayView2, s};
@@ -115,13 +117,18 @@ impl Coded {
 
     /// Casts them, and compares every byte; where `poison` lies codes are wrong before.
     fn check(&self, handle: &Handle, to: CastRecipe, poison: &[u8], context: &str) {
-        let (rows, cols) = (self.rows, self.there.cols());
         let parts: Vec<_> = self.parts.iter().map(|part| reference::cast(&part.into(), to).unwrap()).collect();
+        self.compare(handle, to, &parts, poison, context);
+    }
+
+    /// The same with what the parts are to become.
+    fn compare(&self, handle: &Handle, to: CastRecipe, parts: &[HostCastMatrix], poison: &[u8], context: &str) {
+        let (rows, cols) = (self.rows, self.there.cols());
         let mut got = CastMatrix::zeros(handle, to.scheme(), rows, cols).unwrap();
         handle.write(&mut got.codes_mut(), &poison[..to.scheme().code_bytes(rows, cols)]).unwrap();
         handle.cast_into(&self.there, to, &mut got).unwrap();
         let context = format!("{rows} x {cols} of {}, {context}, to {to:?}", self.there.scheme());
-        assert_cast(handle, &got, &whole(&parts, rows), &context);
+        assert_cast(handle, &got, &whole(parts, rows), &context);
     }
 }
 
@@ -198,7 +205,7 @@ fn codes_to_codes_of_each_kind() {
     }
 }
 
-/// Per channel other kernels cast few tiles, some, and thousands to E2M1.
+/// Per channel other kernels cast few tiles and many.
 #[test]
 fn codes_to_channels_of_few_and_many_tiles() {
     let Some(handle) = handle() else { return };
@@ -209,24 +216,23 @@ fn codes_to_channels_of_few_and_many_tiles() {
     let sources: Vec<_> = sources.filter(|from| from.scales() != CastScales::Ue8m0).collect();
     let channels = recipes_of(1).into_iter().filter(|to| to.scheme().group().is_per_channel());
     let channels: Vec<_> = channels.collect();
-    let to_e2m1: Vec<_> = channels.iter().filter(|to| to.scheme().format() == CodeFormat::E2M1).copied().collect();
-    // All sources with all kinds of few tiles and of some; of thousands each kind from both formats.
-    let (each, half) = (8 * sources.len(), sources.len() / 2);
+    // All sources with all kinds, and all targets of both formats.
+    let half = sources.len() / 2;
     assert!(sources[..half].iter().all(|from| from.format() == sources[0].format()));
-    for (tiles, pairs, targets) in [
-        (15, each, &channels),
-        (2 * multiprocessors, each, &channels),
-        (24 * multiprocessors, 2 * KINDS.len(), &to_e2m1),
-    ] {
+    for tiles in [15, 2 * multiprocessors] {
         let rows = of_tiles(tiles);
         let (x, poison) = (numbers(&mut rng, (rows, cols)), vec![0xA5; rows * cols]);
-        for at in 0..pairs {
-            let (kind, of_format) = (at % 8, (at + at / 8) % 2 * half);
-            let from = sources[of_format + (at / 16 + at % 8) % half];
-            let to = of_floor(KINDS[kind], targets[(at * 7 + at / 8) % targets.len()]);
+        let mut met = HashSet::new();
+        for at in 0..8 * sources.len() {
+            let (kind, of_format) = (at % 8, (at + at / 8) % 2);
+            let from = sources[of_format * half + (at / 16 + at % 8) % half];
+            let target = (at * 7 + at / 16) % channels.len();
+            let to = of_floor(KINDS[kind], channels[target]);
             let q = Coded::new(&handle, &mut rng, KINDS[kind], from, &x[kind], at);
             q.check(&handle, to, &poison, KINDS[kind]);
+            met.insert((of_format, target));
         }
+        assert_eq!(met.len(), 2 * channels.len(), "pairs of a format and a target");
     }
 }
 
@@ -237,19 +243,17 @@ fn codes_to_channels_that_cut_tiles() {
     let (mut rng, multiprocessors) = (Noise::new(936), handle.device().sm_count as usize);
     let channels = schemes(1).into_iter().filter(|to| to.group().is_per_channel());
     let channels: Vec<_> = channels.collect();
-    let to_e2m1: Vec<_> = channels.iter().filter(|to| to.format() == CodeFormat::E2M1).copied().collect();
     let numbers = [1.0, -0.5, f32::NAN, 0.25, -1.0 / 3.0, -f32::NAN, -0.0, 0.7, f32::NEG_INFINITY, -1e-42];
-    for (tiles, cols, targets) in
-        [(6, 272, &channels), (2 * multiprocessors + 1, 144, &channels), (24 * multiprocessors + 1, 16, &to_e2m1)]
-    {
+    for (tiles, cols) in [(6, 272), (2 * multiprocessors + 1, 144)] {
         let across = usize::div_ceil(cols, 128);
         let rows = usize::div_ceil(tiles, across) * 128 - 84;
-        for (format, group) in [
+        let sources = [
             (CodeFormat::E4M3, CastGroup::Group1x16),
             (CodeFormat::E2M1, CastGroup::Group1x128),
             (CodeFormat::E4M3, CastGroup::Tile32x32),
             (CodeFormat::E2M1, CastGroup::Row),
-        ] {
+        ];
+        for (at, (format, group)) in sources.into_iter().enumerate() {
             let from = scheme(format, group).with_scales(CastScales::ColumnMajor);
             let [r, c] = group.grid(rows, cols);
             let mut of = |scale: &dyn Fn(&mut Noise) -> f32| {
@@ -261,13 +265,55 @@ fn codes_to_channels_that_cut_tiles() {
             let q = of(&|rng| numbers[rng.below(numbers.len())]);
             let there = CastMatrix::from_host(&handle, &q).unwrap();
             let values = reference::cast_back(&q, DType::F32);
-            for &to in targets {
+            for &to in &channels {
                 check_cast(&handle, (&there).into(), &values.view().into(), CastRecipe::new(to), &context);
             }
             let q = of(&|rng| rng.uniform() + 0.01);
             let there = CastMatrix::from_host(&handle, &q).unwrap();
-            let some: Vec<_> = targets.iter().step_by(5).copied().collect();
+            // All of both formats, a half of each source.
+            let some: Vec<_> = channels.iter().skip(at / 2).step_by(2).copied().collect();
             check_parts_of(&handle, &mut rng, &|| (&there).into(), &(&q).into(), &some, &context);
+        }
+    }
+}
+
+/// Under finite scales of which some have a sign, are too large to be multiplied by 2^14, or are tiny, where no code is NaN: blocks of many tiles know of none of these in advance.
+#[test]
+fn codes_to_channels_under_any_finite_scale() {
+    let Some(handle) = handle() else { return };
+    let (mut rng, multiprocessors) = (Noise::new(937), handle.device().sm_count as usize);
+    let cols = 5 * TURN;
+    let channels: Vec<_> = recipes_of(1).into_iter().filter(|to| to.scheme().group().is_per_channel()).collect();
+    for (context, numbers) in [
+        ("scales with signs", &[1.0, -0.5, 0.25, -1.0 / 3.0, -0.0, 0.7][..]),
+        ("a scale with a sign", &[1.0, 0.5, 0.25, 1.0 / 3.0, 0.7, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 0.9, 1.1, -1.2]),
+        ("huge scales", &[1e34, 2e34, 1.5e35, 3e37, 1.0, 5e37]),
+        ("tiny scales", &[1e-44, 1e-45, 3e-40, 2e-38, 0.0]),
+    ] {
+        for tiles in [5, 2 * multiprocessors] {
+            let rows = (tiles / 5 + 1) * BAND + 44;
+            let poison = vec![0xA5; rows * cols];
+            for from in FORMATS.map(|format| scheme(format, CastGroup::Group1x16)) {
+                let mut part = |rows: usize| {
+                    let [r, c] = from.group().grid(rows, cols);
+                    let scales = (0..r * c).map(|_| numbers[rng.below(numbers.len())]).collect();
+                    let code = |noise: u64| match from.format() {
+                        CodeFormat::E4M3 if noise & 0x7F == 0x7F => 0x7E,
+                        _ => noise as u8,
+                    };
+                    let codes = (0..from.code_bytes(rows, cols)).map(|_| code(rng.bits())).collect();
+                    HostCastMatrix::from_logical(from, rows, cols, codes, scales).unwrap()
+                };
+                let parts: Vec<_> = parts_of(rows, cols).into_iter().map(&mut part).collect();
+                let there = CastMatrix::from_host(&handle, &whole(&parts, rows)).unwrap();
+                // As numbers: the reference takes no codes whose scales have a sign.
+                let values: Vec<_> = parts.iter().map(|part| reference::cast_back(part, DType::F32)).collect();
+                let q = Coded { parts, rows, there };
+                for &to in &channels {
+                    let parts = values.iter().map(|x| reference::cast(&x.view().into(), to).unwrap());
+                    q.compare(&handle, to, &parts.collect::<Vec<_>>(), &poison, context);
+                }
+            }
         }
     }
 }

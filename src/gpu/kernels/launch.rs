@@ -12,7 +12,7 @@ use crate::gpu::device::stream::Queue;
 
 /// Threads of a block where a kernel does not ask for another number.
 pub(super) const THREADS: u32 = 256;
-/// Blocks along `grid.y` at the most; the kernels walk the rest.
+/// Blocks along `grid.y` at the most; kernels walk the rest, or for tiles columns of the grid begin anew (`tile_grid` in cast.rs).
 pub(super) const GRID_Y: usize = 65535;
 
 /// A function of a loaded image. Images are never unloaded, so it may be copied and kept.
