@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Times our products for Hopper to a plain BF16 D, compiled from several states of kernels/, in turns in one run; compares what they write, bit for bit.
+"""Times our products for Hopper to a plain D, compiled from several states of kernels/, in turns in one run; compares what they write, bit for bit.
 
 Each state is a folder with an image, as nvcc makes it in its kernels/ with the flags of build.rs:
 
     nvcc -std=c++17 --fmad=false --ftz=false --prec-div=true -I. -arch=sm_90a -cubin -o STATE/sm90_plain.cubin gemm/sm90_plain.cu
-    python3 sm90-in-turns.py PROBLEMS STATE... [--kernels plain|vector|outer_plain] [--settled SECONDS] [--rounds R] [--deepgemm]
+    python3 sm90-in-turns.py PROBLEMS STATE... [--kernels plain|vector|vector_fp32|outer_plain] [--settled SECONDS] [--rounds R] [--deepgemm]
 
 PROBLEMS: MxNxK:CONFIG+CONFIG..., separated by commas, as 512x4096x7168:128x128+128x160-k2; k is a multiple of 128. The configurations are those of kernels/gemm/sm90_table.cuh of the folder above the script. --kernels names the image and its
-kernels: sm90_plain (1x128 x 128x128), sm90_vector (1x128 x 1x128) or sm90_outer_plain (scales of rows). Needs an H100 or H200 and PyTorch, --deepgemm, beside `plain` alone, DeepGEMM too. What the launch is given is as src/gpu/kernels/sm90.rs has it: images of a state with other structs or maps would read wrong memory.
+kernels: sm90_plain (1x128 x 128x128), sm90_vector (1x128 x 1x128), sm90_vector_fp32 (the same to an FP32 D) or sm90_outer_plain (scales of rows); D is BF16 but there. Needs an H100 or H200 and PyTorch, --deepgemm, beside `plain` alone, DeepGEMM too. What the launch is given is as src/gpu/kernels/sm90.rs has it: images of a state with other structs or maps would read wrong memory.
 
 Microseconds with pauses, the median of R rounds (5) of which every other one is backwards, and the share of the first state's time; with --settled also back to back after so many seconds, twice, with millijoules of a call, the mean
 power and the clock by NVML. The order of sums is the same in all configurations that do not divide k, and in those that divide it alike: a D that differs from the first of these is an error.
@@ -65,7 +65,8 @@ class Operands:
         self.sets = max(2, 3 * L2 // (m * k + n * k + 2 * m * n) + 1)
         of_a = self.rows if kernels == "outer_plain" else self.groups
         of_b = self.tiles if kernels == "plain" else of_a
-        self.a, self.b, self.d = ([make() for _ in range(self.sets)] for make in (lambda: of_a(m), lambda: of_b(n), lambda: torch.zeros(m, n, device="cuda", dtype=torch.bfloat16)))
+        d_type = torch.float32 if kernels == "vector_fp32" else torch.bfloat16
+        self.a, self.b, self.d = ([make() for _ in range(self.sets)] for make in (lambda: of_a(m), lambda: of_b(n), lambda: torch.zeros(m, n, device="cuda", dtype=d_type)))
 
     def groups(self, rows):
         """1x128, with scales as vec128."""
@@ -104,12 +105,12 @@ class Product:
         for (a, scales_a), (b, scales_b), d in zip(o.a, o.b, o.d):
             of_a = lambda box: tensor_map(a, UINT8, 1, m, k, box, 128)
             of_b = lambda box: tensor_map(b, UINT8, 1, n, k, box, 128)
+            raster, d_type = 8 if rows >= 256 else 16, 2 if d.dtype == torch.float32 else 0
             edge_a, edge_b = m % (rows // sharers), n % cols
-            maps = [of_a(rows // sharers), of_b(cols), tensor_map(d, BFLOAT16, 2, m, n, rows // (self.threads // 128 - 1), 64) if boxes else bytes(128),
+            maps = [of_a(rows // sharers), of_b(cols), tensor_map(d, BFLOAT16, 2, m, n, rows // (self.threads // 128 - 1), 64) if boxes and d_type == 0 else bytes(128),
                     of_a(edge_a) if edge_a else bytes(128), of_b(edge_b) if edge_b else bytes(128)]
-            raster = 8 if rows >= 256 else 16
             problem = struct.pack("<4I2Q2I4Q4I2f8I4Q6I", m, n, k, raster, scales_a.data_ptr(), scales_b.data_ptr(), scales_a.shape[1], scales_b.shape[1], d.data_ptr(), n, 0, 0, 0, 0, 0, up(n, 128), 1.0, 0.0,
-                                  1, 0, 0, 0, 0, *[int(kernels == "outer_plain")] * 2, n, 0, 0, 0, 0, *[0] * 6)
+                                  1, d_type, 0, 0, 0, *[int(kernels == "outer_plain")] * 2, n, 0, 0, 0, 0, *[0] * 6)
             self.arguments.append([*maps, problem])
 
     def call(self, i):
@@ -219,7 +220,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("problems")
     parser.add_argument("states", nargs="+")
-    parser.add_argument("--kernels", choices=("plain", "vector", "outer_plain"), default="plain")
+    parser.add_argument("--kernels", choices=("plain", "vector", "vector_fp32", "outer_plain"), default="plain")
     parser.add_argument("--settled", type=float, default=0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--deepgemm", action="store_true")

@@ -14,6 +14,7 @@
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
 #include "gemm/sm90_cast.cuh"
+#include "gemm/sm90_loop.cuh"
 #include "gemm/sm90_produce.cuh"
 #include "gemm/sm90_store.cuh"
 #include "gemm/wgmma.cuh"
@@ -428,14 +429,21 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
 #define SM90_CONFIG_SPLIT(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES, SPLIT) \
     SM90_CONFIG_OF(NAME, END, SPLIT, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
 
-// Of scales on both sides the body of the loop of the largest tile is four k-blocks: 0.96 of one's time, and eight were no faster (observed: H200, 2026-11). Those of 160 and 192 columns
-// are one: with more registers are spilled. For boxes of D, which is FP32 mostly, the largest has none left either.
-#define SM90_CONFIG_VECTOR(NAME, ...) SM90_CONFIG_OF_COLUMNS(NAME, END_NUMBERS, SCALES_VECTOR, __VA_ARGS__)
+// With a loop of its own, as `LOOP_OF` in sm90_loop.cuh has it.
+#define SM90_CONFIG_LOOPING(NAME, LOOP_OF, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
+    constexpr Sm90Loop loop_##NAME = LOOP_OF(ROWS, COLS, RESIDENT, {STAGES, DEPTH, UNROLL});                                            \
+    SM90_CONFIG_ENDING(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, loop_##NAME.stages, ATOM, loop_##NAME.depth, loop_##NAME.unroll, STORE, RESIDENT, BYTES)
 
-#define SM90_CONFIG_OF_COLUMNS(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...) \
-    SM90_CONFIG_ENDING(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH,            \
-                ((ROWS) == 256 ? 4 : (COLS) > 128 ? 1 : (UNROLL)),                                               \
-                ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
+// Of 1x128 scales on both sides. For boxes of D, which is FP32 mostly, the largest tile has no memory left.
+#define SM90_CONFIG_VECTOR(NAME, ...) SM90_CONFIG_VECTOR_LOOPING(NAME, loop_of_vectors, __VA_ARGS__)
+
+#define SM90_CONFIG_VECTOR_LOOPING(NAME, LOOP_OF, END, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)              \
+    SM90_CONFIG_LOOPING(NAME, LOOP_OF, END, SCALES_VECTOR, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
+
+// Of 128x128 scales of A and 1x128 scales of B, likewise.
+#define SM90_CONFIG_BLOCK_A(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)                                   \
+    SM90_CONFIG_ENDING(NAME, END_NUMBERS, SCALES_BLOCK_A, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH,      \
+                ((ROWS) == 256 ? 4 : (UNROLL)), ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
 
 // Of scales of rows or matrices, with FP32 that is added to: no boxes of D, whose memory is a stage more of the largest tile.
 #define SM90_CONFIG_OUTER_FP32(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)                    \

@@ -2,7 +2,7 @@
 #include "gemm/sm90.cuh"
 
 #define SM90(NAME, ...)                                        \
-    SM90_CONFIG_OF_COLUMNS(NAME, END_NUMBERS, SCALES_BLOCK_A, __VA_ARGS__)  \
+    SM90_CONFIG_BLOCK_A(NAME, __VA_ARGS__)                     \
     SM90_KERNEL(gemm_fp8_block_a_##NAME, Config_##NAME, GROUPS_NONE)
 
 #define SM90_E4M3(...)

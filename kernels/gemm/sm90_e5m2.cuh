@@ -21,14 +21,14 @@
 #define SM90(NAME, ...)                                                 \
     SM90_CONFIG(block_##NAME, SCALES_BLOCK, __VA_ARGS__)                \
     SM90_E5M2(block_##NAME)                                             \
-    SM90_CONFIG_VECTOR(vector_##NAME, __VA_ARGS__)                      \
+    SM90_CONFIG_VECTOR(vector_##NAME, END_NUMBERS, __VA_ARGS__)         \
     SM90_E5M2(vector_##NAME)                                            \
     SM90_E5M2_OF_K(vector_##NAME)                                       \
     SM90_CONFIG(outer_##NAME, SCALES_OUTER, __VA_ARGS__)                \
     SM90_E5M2(outer_##NAME)                                             \
     SM90_CONFIG_OUTER_FP32(outer_fp32_##NAME, __VA_ARGS__)              \
     SM90_E5M2_OF_K(outer_fp32_##NAME)                                   \
-    SM90_CONFIG_OF_COLUMNS(block_a_##NAME, END_NUMBERS, SCALES_BLOCK_A, __VA_ARGS__) \
+    SM90_CONFIG_BLOCK_A(block_a_##NAME, __VA_ARGS__)                    \
     SM90_E5M2_WHOLE(block_a_##NAME)
 
 #define SM90_E4M3(...)

@@ -2,7 +2,7 @@
 #include "gemm/sm90.cuh"
 
 #define SM90(NAME, ...)                                                     \
-    SM90_CONFIG_ENDING(NAME, END_PLAIN, SCALES_OUTER, __VA_ARGS__)          \
+    SM90_CONFIG_LOOPING(NAME, loop_of_rows, END_PLAIN, SCALES_OUTER, __VA_ARGS__)   \
     SM90_KERNEL(gemm_fp8_outer_plain_##NAME, Config_##NAME, GROUPS_NONE)    \
     SM90_KERNEL(gemm_fp8_outer_plain_##NAME##_grouped, Config_##NAME, GROUPS_OF_ROWS)
 

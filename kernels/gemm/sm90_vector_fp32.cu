@@ -2,7 +2,7 @@
 #include "gemm/sm90.cuh"
 
 #define SM90(NAME, ...)                                                      \
-    SM90_CONFIG_OF_COLUMNS(NAME, END_FP32, SCALES_VECTOR, __VA_ARGS__)       \
+    SM90_CONFIG_VECTOR(NAME, END_FP32, __VA_ARGS__)                          \
     SM90_KERNEL(gemm_fp8_vector_fp32_##NAME, Config_##NAME, GROUPS_NONE)     \
     SM90_KERNEL(gemm_fp8_vector_fp32_##NAME##_k_grouped, Config_##NAME, GROUPS_OF_K)
 

@@ -1,11 +1,13 @@
 //! [`preference_for_any_m`]: which of the formulations that take any m is tried first: cuBLASLt's ways, and our product for sm_90. Pure: nothing here asks a library.
 
 use crate::epilogue::Activation;
+use crate::format::DType;
 use crate::format::layout::ScaleLayout;
 use crate::gpu::gemm::available::{Facts, HOPPER, available};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::measured::{self, Card, Choice, Measured, Problem, Rule};
+use crate::gpu::gemm::one_way_rules::{self, Asked};
 use crate::gpu::gemm::our_pairs::sm90_pair;
 use crate::gpu::gemm::outline::outline;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
@@ -31,14 +33,12 @@ pub(super) fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formul
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
-        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Vec128) if gradients_are_ours(desc, facts) => {
+        PairKind::Fp8(..) if ours_before_the_one_way(desc, facts) => {
             let order = led_by(Formulation::Sm90, Formulation::ALL.to_vec());
-            return (order, "adds to D itself, where cuBLASLt needs a pass (rule from an H200)".to_string());
+            return (order, "faster than cuBLASLt's one way at such shapes (rule from an H200)".to_string());
         }
-        PairKind::Fp8(ScaleLayout::Blk128, ScaleLayout::Vec128)
-            if available(desc, facts, Formulation::Sm90).is_ok() =>
-        {
-            return all("cuBLASLt's one way comes first: no rule says where ours is faster");
+        PairKind::Fp8(..) if available(desc, facts, Formulation::Sm90).is_ok() => {
+            return all("cuBLASLt's one way is the fastest at such shapes (rule from an H200)");
         }
         PairKind::Fp8(..) => return all("cuBLASLt has one way"),
     };
@@ -69,7 +69,7 @@ pub(super) fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formul
     let Ok(pair) = available(desc, facts, Formulation::Sm90).and_then(|()| sm90_pair(desc)) else {
         return (order, words);
     };
-    if !sm90_rules::has_the_fastest(mnk, sm_count, pair.formats) {
+    if !sm90_rules::has_the_fastest(mnk, sm_count, pair) {
         return (order, format!("{words}; sm90 is not, without the kernel for such shapes with e5m2 codes"));
     }
     let library = if wins { alternative } else { Formulation::Native };
@@ -113,14 +113,19 @@ fn is_fused_by_the_library(desc: &GemmDesc, library: Formulation) -> bool {
     desc.epilogue.activation != Activation::None && stores(desc, library)
 }
 
-/// Of 1x128 x 1x128: where it adds to D, which cuBLASLt 13.1 does not with such scales, and its tiles fill several rounds (observed: H200, 2026-11-25, `bench sm90`: 5 and
-/// 6 % faster at 4096 x 4096 x 4096 and 4096 x 7168 x 2048; without the addition 2 to 5 % slower).
-fn gradients_are_ours(desc: &GemmDesc, facts: Facts) -> bool {
-    desc.accumulate == Accumulate::Add
-        && outline(desc, Formulation::Sm90, Finish::Fused).is_ok()
+/// Of pairs for which cuBLASLt has one way: whether ours goes before it, as it has all that follows the sums, and the configuration for the shape has kernels for the codes.
+fn ours_before_the_one_way(desc: &GemmDesc, facts: Facts) -> bool {
+    let Ok(pair) = available(desc, facts, Formulation::Sm90).and_then(|()| sm90_pair(desc)) else { return false };
+    let (mnk, sm_count) = ([desc.m, desc.n, desc.k], facts.sm_count as usize);
+    let asked = Asked {
+        stores: stores(desc, Formulation::Native),
+        fast: desc.accumulation == Accumulation::Fast,
+        to_fp32: desc.out == DType::F32,
+    };
+    outline(desc, Formulation::Sm90, Finish::Fused).is_ok()
         && !is_fused_by_the_library(desc, Formulation::Native)
-        && available(desc, facts, Formulation::Sm90).is_ok()
-        && sm90_rules::has_rounds([desc.m, desc.n, desc.k], facts.sm_count as usize)
+        && sm90_rules::has_the_fastest(mnk, sm_count, pair)
+        && one_way_rules::is_first(pair.scales, asked, mnk, sm_count)
 }
 
 /// Whether the choice is for the alternative, and where that is known from: rows of one GPU, or a rule made from another's.
@@ -190,7 +195,8 @@ mod tests {
                     // Another format has the same two ways of the library, and ours where the configuration for the shape has kernels for it.
                     if alternative == RepeatedScales {
                         let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-                        let fast = sm90_rules::has_the_fastest([m, n, k], sms, [Fp8Format::E5M2, F]);
+                        let fast =
+                            sm90_rules::has_the_fastest([m, n, k], sms, sm90_pair(&desc(m, n, k, wide, b)).unwrap());
                         assert_eq!(first(m, n, k, wide, b, facts) == Sm90, ours && fast, "{m} x {n} x {k}");
                         seen.insert((ours, fast));
                     }
@@ -248,7 +254,7 @@ mod tests {
                 "{slower}: {words}"
             );
         }
-        // Scales of rows: precise sums, one round of small tiles whatever the sums, and what costs the library a pass. Scales of matrices are the library's.
+        // Scales of rows: precise sums, one round of small tiles whatever the sums, and what costs the library a pass. Of matrices: precise sums in full rounds, and what costs it a pass.
         let precise = |m, n, k, scheme| desc(m, n, k, scheme, scheme).with_accumulation(Accumulation::Precise);
         let large = precise(4096, 4096, 7296, row);
         assert_eq!(of(&large).0[0], Sm90);
@@ -256,9 +262,18 @@ mod tests {
         let silu = with(Activation::Silu, None);
         let fast = large.with_accumulation(Accumulation::Fast);
         assert_eq!([large, fast].map(|desc| of(&desc.with_epilogue(silu)).0[0]), [Sm90; 2]);
-        for other in
-            [fast, large.with_epilogue(with(Activation::Gelu, None)), precise(4096, 4096, 7296, Scheme::Fp8Tensor(F))]
-        {
+        let matrices = precise(4096, 4096, 7296, Scheme::Fp8Tensor(F));
+        let fast_of_matrices = matrices.with_accumulation(Accumulation::Fast);
+        assert!(of(&matrices).1.contains("faster than cuBLASLt's one way"), "{}", of(&matrices).1);
+        assert_eq!([matrices, fast_of_matrices.with_epilogue(silu)].map(|desc| of(&desc).0[0]), [Sm90; 2]);
+        for other in [
+            fast,
+            large.with_epilogue(with(Activation::Gelu, None)),
+            fast_of_matrices,
+            matrices.with_epilogue(with(Activation::Gelu, None)),
+            GemmDesc { out: DType::F32, ..matrices },
+            GemmDesc { m: 16, ..matrices }.with_epilogue(silu),
+        ] {
             assert_ne!(of(&other).0[0], Sm90, "{other}");
         }
         let few = desc(128, 4096, 7296, row, row);
@@ -268,12 +283,19 @@ mod tests {
             assert_eq!(of(&few.with_epilogue(epilogue)).0[0], Sm90, "{epilogue:?}");
         }
         assert_ne!(preference_for_any_m(&few, Facts { cc: (8, 9), ..H200 }).0[0], Sm90);
-        // Weight gradients: where they are added to.
+        // 1x128 scales on both sides, as of weight gradients: in more than a round of large tiles, whatever follows the sums but what the library fuses and we do slower.
         let gradient = GemmDesc { out: DType::F32, ..precise(4096, 4096, 4096, vec) };
-        assert_eq!(of(&gradient).0[0], Native);
-        assert_eq!(of(&gradient.with_accumulate(Accumulate::Add)).0[0], Sm90);
-        let small = GemmDesc { out: DType::F32, ..precise(1024, 4096, 7168, vec) };
-        assert_eq!(of(&small.with_accumulate(Accumulate::Add)).0[0], Native);
+        let small = GemmDesc { m: 512, ..gradient };
+        for (desc, first) in [(gradient, Sm90), (small, Native)] {
+            assert_eq!([desc, desc.with_accumulate(Accumulate::Add)].map(|desc| of(&desc).0[0]), [first; 2], "{desc}");
+        }
+        let fused_there = GemmDesc { out: DType::Bf16, ..gradient }.with_epilogue(with(Activation::Gelu, None));
+        assert_eq!(of(&fused_there).0[0], Native);
+        assert!(of(&small).1.contains("one way is the fastest"), "{}", of(&small).1);
+        // Of codes in E5M2 where a kernel for the shape has them.
+        let wide = |m| GemmDesc { m, a: Scheme::Fp8Group1x128(Fp8Format::E5M2).into(), ..gradient };
+        assert_eq!([4096, 300].map(|m| of(&wide(m)).0[0]), [Sm90, Native]);
+        assert_eq!(first(256, 4096, 4096, blk, vec, H200), Sm90);
         assert!(of(&desc(8, 7168, 2048, vec, blk)).1.contains("; sm90 is not, measured at this shape"));
         assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
         assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);

@@ -22,6 +22,7 @@ mod measured_h100;
 mod measured_sm90;
 mod measured_sm90_h100;
 mod one_row_rules;
+mod one_way_rules;
 pub(crate) mod our_pairs;
 pub(crate) mod outline;
 mod pair_kind;

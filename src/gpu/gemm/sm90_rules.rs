@@ -1,12 +1,12 @@
 //! [`order`], [`order_of_whole`]: which configuration of our sm_90 product is tried first; [`sum_order`]: which give a row the same bits. Pure.
 
-use crate::format::Fp8Format;
 use crate::gpu::gemm::measured::Card;
 use crate::gpu::gemm::our_pairs::Sm90Pair;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::Sm90Config;
+use crate::gpu::kernels::{Sm90Config, Sm90Scales};
 
 /// Cycles of a multiprocessor: for 128 of k of one tile, and for the rest of a tile, of which what blocks that divide k send each other is a part.
+#[derive(Clone, Copy)]
 struct Cost {
     block: usize,
     tile: usize,
@@ -41,15 +41,44 @@ fn cost(config: Sm90Config) -> Cost {
     Cost { block, tile }
 }
 
+/// Of 1x128 scales on both sides, whose sums take twice the instructions: fitted to 24 products at 14 shapes, m of 64 to 4096, to a BF16 D (H200, `benches/record/2026-12-01-nvidia-h200-vectors`). The first choice takes 1.002 of the fastest's
+/// time there, and 1.005 at shapes that were kept out of a fit, where by the costs above it takes 1.022.
+fn cost_of_vectors(config: Sm90Config) -> Cost {
+    let (block, tile) = match config {
+        Sm90Config::Tile256x128 => (1567, 4750),
+        Sm90Config::Tile128x128 => (862, 4350),
+        Sm90Config::Tile128x160 => (1025, 4050),
+        Sm90Config::Tile128x192 => (1181, 3450),
+        Sm90Config::Tile64x192 => (780, 2400),
+        Sm90Config::Tile128x64 => (480, 2350),
+        Sm90Config::Tile64x128 => (467, 2550),
+        Sm90Config::Tile64x64 => (331, 2150),
+        Sm90Config::Tile64x64Two => (539, 1900),
+        Sm90Config::Tile128x160K2 => (1045, 7800),
+        Sm90Config::Tile128x64K2 => (556, 2800),
+        Sm90Config::Tile64x64K2 => (416, 3050),
+        Sm90Config::Tile64x64K3 => (337, 3800),
+        Sm90Config::Tile64x64K4 => (340, 4000),
+        // They have no such kernels.
+        Sm90Config::Tile128x144
+        | Sm90Config::Tile128x96
+        | Sm90Config::Tile128x80
+        | Sm90Config::Tile64x32
+        | Sm90Config::Tile128x144K2
+        | Sm90Config::Tile128x96K2 => return cost(config),
+    };
+    Cost { block, tile }
+}
+
 /// Cycles of a product of so many groups, each of m rows: whole waves of tiles, as every block takes its tiles one after the other.
 fn cycles(config: Sm90Config, groups: usize, mnk: [usize; 3], sm_count: usize) -> usize {
-    let [products, rest] = parts_of_time(config, groups, mnk, sm_count);
+    let [products, rest] = parts_of_time(config, cost(config), groups, mnk, sm_count);
     products.saturating_add(rest)
 }
 
 /// Of one product: its operands are read meanwhile, which with few rows takes longer than to multiply them, and does not hide all of that.
-fn cycles_of_whole(config: Sm90Config, mnk: [usize; 3], sm_count: usize) -> usize {
-    let ([m, n, k], [products, rest]) = (mnk, parts_of_time(config, 1, mnk, sm_count));
+fn cycles_of_whole(config: Sm90Config, cost: Cost, mnk: [usize; 3], sm_count: usize) -> usize {
+    let ([m, n, k], [products, rest]) = (mnk, parts_of_time(config, cost, 1, mnk, sm_count));
     let read = (m + n).saturating_mul(k) / BYTES_A_CYCLE;
     products.max(read.saturating_add(products / 4)).saturating_add(rest)
 }
@@ -57,7 +86,7 @@ fn cycles_of_whole(config: Sm90Config, mnk: [usize; 3], sm_count: usize) -> usiz
 /// Of groups of rows whose D the copy engine stores: it stores all but the last of a block's largest tiles while the next is multiplied. That takes 900 cycles off each where groups have many rows; of fewer, whose cut tiles the
 /// warps store, it was not measured (8 groups of 4200, n = 7168, k = 2048: 709 us, 739 of 128 x 192; H200, `benches/record/2026-12-01-nvidia-h200-rings/grouped.md`).
 fn cycles_of_rows(config: Sm90Config, groups: usize, mnk: [usize; 3], sm_count: usize) -> usize {
-    let [products, rest] = parts_of_time(config, groups, mnk, sm_count);
+    let [products, rest] = parts_of_time(config, cost(config), groups, mnk, sm_count);
     let under = match config {
         Sm90Config::Tile256x128 if mnk[0] >= 1000 => (rest / cost(config).tile).saturating_sub(1).saturating_mul(900),
         _ => 0,
@@ -66,8 +95,14 @@ fn cycles_of_rows(config: Sm90Config, groups: usize, mnk: [usize; 3], sm_count: 
 }
 
 /// Cycles of the loops over k, and of the rest of each tile; of problems that no GPU holds no more than a number has.
-fn parts_of_time(config: Sm90Config, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> [usize; 2] {
-    let (tile, Cost { block, tile: rest }) = (config.tile(), cost(config));
+fn parts_of_time(
+    config: Sm90Config,
+    Cost { block, tile: rest }: Cost,
+    groups: usize,
+    [m, n, k]: [usize; 3],
+    sm_count: usize,
+) -> [usize; 2] {
+    let tile = config.tile();
     let waves = groups.saturating_mul(tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
     let products = waves.saturating_mul(k.div_ceil(128).div_ceil(tile.split) * block);
     [products, waves.saturating_mul(rest)]
@@ -167,23 +202,26 @@ impl Sm90Gpu {
     }
 }
 
-/// Those for a whole product: also those that divide k, where one round is all and each block has some of it. What was [measured](MEASURED) to be faster comes before all.
-pub(crate) fn order_of_whole(mnk: [usize; 3], gpu: Sm90Gpu) -> Vec<Sm90Config> {
+/// Those for a whole product of scales that lie so: also those that divide k, where one round is all and each block has some of it. What was [measured](MEASURED) to be faster comes before all, but where both sides have 1x128 scales.
+pub(crate) fn order_of_whole(scales: Sm90Scales, mnk: [usize; 3], gpu: Sm90Gpu) -> Vec<Sm90Config> {
+    if scales == Sm90Scales::Vectors {
+        return by_cycles(cost_of_vectors, mnk, gpu.sm_count);
+    }
     let first = MEASURED.iter().find(|(problem, _)| *problem == mnk).and_then(|(_, of)| match gpu.card? {
         Card::H200 => of[0],
         Card::H100 => of[1],
     });
     let measured = |config: &Sm90Config| Some(*config) == first;
-    let mut all = by_cycles(mnk, gpu.sm_count);
+    let mut all = by_cycles(cost, mnk, gpu.sm_count);
     // Stable: the others stay as they are.
     all.sort_by_key(|config| !measured(config));
     all
 }
 
 /// Those for a whole product, from the one with the fewest cycles on.
-fn by_cycles(mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
+fn by_cycles(cost: fn(Sm90Config) -> Cost, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
     let mut all: Vec<_> = Sm90Config::ALL.into_iter().filter(|config| is_for_whole(*config, mnk, sm_count)).collect();
-    all.sort_by_key(|config| cycles_of_whole(*config, mnk, sm_count));
+    all.sort_by_key(|config| cycles_of_whole(*config, cost(*config), mnk, sm_count));
     all
 }
 
@@ -224,7 +262,9 @@ fn is_for_whole(config: Sm90Config, [m, n, k]: [usize; 3], sm_count: usize) -> b
 /// What takes the place of a configuration that ends plainly where alpha is not 1: the first of that order which gives the same bits. A record may name a configuration that is not in the order.
 pub(crate) fn stand_in(config: Sm90Config, mnk: [usize; 3], sm_count: usize) -> Option<Sm90Config> {
     let may = |other: &Sm90Config| config.ends_plainly() && other.stands_in_for(config);
-    let order = |other: &Sm90Config| (!is_for_whole(*other, mnk, sm_count), cycles_of_whole(*other, mnk, sm_count));
+    let order = |other: &Sm90Config| {
+        (!is_for_whole(*other, mnk, sm_count), cycles_of_whole(*other, cost(*other), mnk, sm_count))
+    };
     Sm90Config::ALL.into_iter().filter(may).min_by_key(order)
 }
 
@@ -274,15 +314,17 @@ pub(crate) fn serves(config: Sm90Config, batch_invariant: bool, pair: Sm90Pair, 
 }
 
 /// Whether what was measured of E4M3 holds for these codes: the configuration that should be fastest has kernels for them. (Products of either take the same time.)
-pub(crate) fn has_the_fastest(mnk: [usize; 3], sm_count: usize, formats: [Fp8Format; 2]) -> bool {
-    let mut all = by_cycles(mnk, sm_count).into_iter().filter(|config| !config.ends_plainly());
-    all.next().is_some_and(|config| config.multiplies(formats))
+pub(crate) fn has_the_fastest(mnk: [usize; 3], sm_count: usize, pair: Sm90Pair) -> bool {
+    let cost = if pair.scales == Sm90Scales::Vectors { cost_of_vectors } else { cost };
+    let mut all = by_cycles(cost, mnk, sm_count).into_iter().filter(|config| !config.ends_plainly());
+    all.next().is_some_and(|config| config.multiplies(pair.formats))
 }
 
-/// Several rounds of the largest tiles.
-pub(crate) fn has_rounds([m, n, _]: [usize; 3], sm_count: usize) -> bool {
+/// More than one round of the largest tiles, all of which are full to nine tenths on average.
+pub(crate) fn fill_rounds([m, n, _]: [usize; 3], sm_count: usize) -> bool {
     let tile = Sm90Config::Tile256x128.tile();
-    tile.tiles(m, n) >= 2 * tile.blocks_at_once(sm_count)
+    let (tiles, at_once) = (tile.tiles(m, n), tile.blocks_at_once(sm_count));
+    tiles > at_once && tiles.saturating_mul(10) >= tiles.div_ceil(at_once).saturating_mul(at_once).saturating_mul(9)
 }
 
 /// How often the tiles of the configuration fill the GPU.
@@ -293,6 +335,8 @@ pub(crate) fn waves(config: Sm90Config, [m, n, _]: [usize; 3], sm_count: usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use crate::format::Fp8Format;
 
     const H200: Sm90Gpu = Sm90Gpu { sm_count: 132, card: Some(Card::H200) };
 
@@ -329,7 +373,7 @@ mod tests {
             ([128, 576, 7168], &[Tile64x64K4]),              // 6.5; 8.6, 12.7
         ];
         for (mnk, fastest) in cases {
-            let mut order = order_of_whole(mnk, H200);
+            let mut order = order_of_whole(Sm90Scales::Blocks, mnk, H200);
             order.retain(|config| !config.ends_plainly());
             assert!(fastest.contains(&order[0]), "{mnk:?}: {order:?}");
             let [mut of_groups, mut whole] = [super::order(false, 1, mnk, 132), order];
@@ -356,7 +400,40 @@ mod tests {
         assert_eq!(order(true, 64, [16, 4096, 7168], 132)[0], Tile64x128);
         // Blocks do not divide k where there is little of it, or there are more tiles than one round has.
         for mnk in [[64, 64, 896], [256, 8192, 8192]] {
-            assert!(order_of_whole(mnk, H200).iter().all(|config| config.k_parts() == 1), "{mnk:?}");
+            assert!(
+                order_of_whole(Sm90Scales::Blocks, mnk, H200).iter().all(|config| config.k_parts() == 1),
+                "{mnk:?}"
+            );
+        }
+    }
+
+    /// The fastest of products of two 1x128 scales (H200, `vectors.md`), and those within 2 % of it: microseconds with pauses, and of what the costs of other scales choose.
+    #[test]
+    fn what_was_fastest_of_vectors_comes_first() {
+        use Sm90Config::{
+            Tile64x64K2, Tile64x64K3, Tile64x64K4, Tile64x64Two, Tile64x128, Tile128x64, Tile128x64K2, Tile128x128,
+            Tile128x160, Tile128x192, Tile256x128,
+        };
+        let cases: [([usize; 3], &[Sm90Config]); 14] = [
+            ([128, 4096, 7168], &[Tile128x64K2]),                         // 13.9; 14.9 (64 x 64)
+            ([256, 4096, 7168], &[Tile64x128, Tile128x64]),               // 19.5, 19.6; 31.9 (128 x 128)
+            ([512, 4096, 7168], &[Tile128x128]),                          // 33.0; 36.1
+            ([1024, 4096, 7168], &[Tile256x128]),                         // 57.2; 64.4 (128 x 128)
+            ([1024, 2112, 7168], &[Tile128x64]),                          // 36.4; 37.3 (128 x 160)
+            ([4096, 2112, 7168], &[Tile128x192]),                         // 125; 140
+            ([2048, 7168, 2048], &[Tile128x192]),                         // 65.6; 70.9 (128 x 128)
+            ([2048, 7168, 16384], &[Tile128x192]),                        // 465; 502 (128 x 128)
+            ([1024, 14336, 4096], &[Tile128x192]),                        // 122; 132 (128 x 128)
+            ([1024, 10240, 5120], &[Tile128x160]),                        // 108; 111
+            ([128, 7168, 2048], &[Tile64x64Two, Tile64x128, Tile128x64]), // 8.65 to 8.84
+            ([128, 2112, 7168], &[Tile64x64K2]),                          // 10.6
+            ([128, 576, 7168], &[Tile64x64K4]),                           // 7.2
+            ([256, 576, 7168], &[Tile64x64K3]),                           // 8.0
+        ];
+        for (mnk, fastest) in cases {
+            let mut order = order_of_whole(Sm90Scales::Vectors, mnk, H200);
+            order.retain(|config| !config.ends_plainly());
+            assert!(fastest.contains(&order[0]), "{mnk:?}: {order:?}");
         }
     }
 
@@ -389,7 +466,7 @@ mod tests {
             ([2048, 1536, 2048], Tile128x192),  // 14.7 and 13.1; 15.7 (128 x 128)
             ([4096, 2112, 7168], Tile128x192),  // 110; 128
         ] {
-            let order = order_of_whole(mnk, H200);
+            let order = order_of_whole(Sm90Scales::Blocks, mnk, H200);
             assert_eq!(order[0], fastest, "{mnk:?}: {order:?}");
         }
     }
@@ -398,13 +475,17 @@ mod tests {
     #[test]
     fn what_was_measured_comes_first() {
         for (mnk, of) in MEASURED {
-            let cycles = by_cycles(mnk, 132);
+            let cycles = by_cycles(cost, mnk, 132);
             for (config, card) in of.into_iter().zip([Card::H200, Card::H100]) {
-                let first = order_of_whole(mnk, Sm90Gpu { card: Some(card), ..H200 })[0];
+                let first = order_of_whole(Sm90Scales::Blocks, mnk, Sm90Gpu { card: Some(card), ..H200 })[0];
                 assert_eq!(first, config.unwrap_or(cycles[0]), "{mnk:?}, {card}");
                 assert_ne!(config, Some(cycles[0]), "{mnk:?}, {card}");
             }
-            assert_eq!(order_of_whole(mnk, Sm90Gpu { card: None, ..H200 }), cycles, "{mnk:?}, of another GPU");
+            assert_eq!(
+                order_of_whole(Sm90Scales::Blocks, mnk, Sm90Gpu { card: None, ..H200 }),
+                cycles,
+                "{mnk:?}, of another GPU"
+            );
         }
     }
 
@@ -426,7 +507,7 @@ mod tests {
             ([5632, 1280, 8192], Tile128x144, Tile256x128),
             ([128, 2048, 768], Tile64x32, Tile64x64Two),
         ] {
-            let order = order_of_whole(mnk, H200);
+            let order = order_of_whole(Sm90Scales::Blocks, mnk, H200);
             let first = order.iter().find(|other| !other.ends_plainly() && other.k_parts() == plain.k_parts());
             assert_eq!((stand_in(plain, mnk, 132), first), (Some(expected), Some(&expected)), "{mnk:?}, {plain}");
         }
@@ -457,7 +538,9 @@ mod tests {
 
     #[test]
     fn rounds_are_of_the_largest_tiles() {
-        assert!(has_rounds([4096, 4096, 16], 132) && !has_rounds([1024, 4096, 16], 132));
+        // 3.88 and 1.94 of 132; 0.97, 1.70, and no tile.
+        assert!([4096, 2048].into_iter().all(|m| fill_rounds([m, 4096, 16], 132)));
+        assert!([[1024, 4096, 16], [1024, 7168, 16], [0, 8, 16]].into_iter().all(|mnk| !fill_rounds(mnk, 132)));
     }
 
     /// Where two steps are faster than one kernel.
@@ -482,7 +565,7 @@ mod tests {
                 Sm90Config::ALL.iter().filter(|it| is_for_groups(it)).count()
             );
             assert!([false, true].into_iter().all(|swiglu| !cast_order(swiglu, groups, mnk, 132).is_empty()));
-            assert!(!order_of_whole(mnk, H200).is_empty());
+            assert!(!order_of_whole(Sm90Scales::Blocks, mnk, H200).is_empty());
         }
         assert!(swiglu_in_steps([MOST_ROWS_IN_STEPS - 1, most, most], 132).is_none());
     }

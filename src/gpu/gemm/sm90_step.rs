@@ -31,7 +31,7 @@ pub(crate) struct Sm90Product {
 impl Sm90Product {
     /// Configurations, the one that should be fastest first.
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, pair: Sm90Pair, gpu: Sm90Gpu, search: Search) -> Self {
-        let mut configs = order_of_whole([desc.m, desc.n, desc.k], gpu);
+        let mut configs = order_of_whole(pair.scales, [desc.m, desc.n, desc.k], gpu);
         let ends = |config: Sm90Config| search.alpha == 1.0 || !config.ends_plainly();
         configs.retain(|config| Self::serves(desc, sum, pair, *config) && ends(*config));
         configs.truncate(search.candidates.max(1));
@@ -73,7 +73,7 @@ impl Sm90Product {
         let stand_in = self.stand_in?;
         let waves = waves(stand_in, self.mnk, self.gpu.sm_count);
         let all_ends = |config: &Sm90Config| serves(*config, self.batch_invariant, self.pair, false);
-        let first = order_of_whole(self.mnk, self.gpu).into_iter().find(all_ends);
+        let first = order_of_whole(self.pair.scales, self.mnk, self.gpu).into_iter().find(all_ends);
         let faster = first.filter(|first| *first != stand_in).map_or(String::new(), |first| {
             format!("; {first}, of other bits, should be faster, and is among what autotune tries with that alpha")
         });

@@ -83,7 +83,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 51] = [
+const HEADERS: [(&str, &str); 52] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -118,6 +118,7 @@ const HEADERS: [(&str, &str); 51] = [
     ("gemm/pipeline.cuh", include_str!("../../../kernels/gemm/pipeline.cuh")),
     ("gemm/wgmma.cuh", include_str!("../../../kernels/gemm/wgmma.cuh")),
     ("gemm/finish.cuh", include_str!("../../../kernels/gemm/finish.cuh")),
+    ("gemm/sm90_loop.cuh", include_str!("../../../kernels/gemm/sm90_loop.cuh")),
     ("gemm/sm90_config.cuh", include_str!("../../../kernels/gemm/sm90_config.cuh")),
     ("gemm/sm90_produce.cuh", include_str!("../../../kernels/gemm/sm90_produce.cuh")),
     ("gemm/sm90_store.cuh", include_str!("../../../kernels/gemm/sm90_store.cuh")),
