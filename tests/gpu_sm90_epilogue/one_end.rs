@@ -53,6 +53,28 @@ fn vectors_into_fp32_alone() {
     println!("largest error {worst:.3} of its tolerance");
 }
 
+/// Loops whose body goes round the ring of stages whole times: tiles of whole rounds, of which each begins at the first stage, by rings of five, four, six, eight and twelve; and of what leaves the next tile in the middle of a ring.
+#[test]
+fn bodies_that_go_round_their_rings() {
+    let Some(handle) = hopper() else { return };
+    let (mut rng, mut worst) = (Noise::new(306), 0f64);
+    let [m, n] = [1500, 2312];
+    assert!(
+        usize::div_ceil(m, 128) * usize::div_ceil(n, 192) > handle.device().sm_count as usize,
+        "several tiles a block"
+    );
+    for k in [640, 1536, 1920, 3072] {
+        for (pair, cases) in [(ROW_PAIR, vec![plain()]), (VECTOR_PAIR, vec![plain(), wide()[0], wide()[2]])] {
+            let ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
+            let extras = Extras::new(&handle, &mut rng, m, n, &[]);
+            for case in cases {
+                worst = worst.max(check_operands(&handle, &ops, &extras, case));
+            }
+        }
+    }
+    println!("largest error {worst:.3} of its tolerance");
+}
+
 /// Bit for bit: the sums of a kernel with one end are those of the kernel with all ends in the same configuration, rounded once more where that stores BF16, and what is added to D is
 /// one addition.
 #[test]
