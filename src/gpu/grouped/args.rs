@@ -114,7 +114,7 @@ impl<'a> GroupedGemmArgs<'a> {
     /// scale of `nvfp4`, or scale of `fp8-tensor`, is that of all groups, unless each has its own ([`GroupedGemmArgs::scales_of_b`]); `nvfp4-row` and `fp8-row` have one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch or two (below), with groups as many as there are: matrices of groups
     /// without rows are not read. Groups have any number of rows: 8 to 64 of a group, by how many it [usually](GroupedGemmArgs::expected_rows) has, are multiplied by one pass over
     /// its matrix, and as many passes are made as it takes, most of them from L2; each row has the same bits whatever [`GroupedGemmArgs::expected_rows`] says. Of more than 16 usual rows (FP8 weights: 64) a launch before arranges A in scratch memory, which the first call reserves:
-    /// call it once before a capture, or [plan](crate::Handle::plan_grouped) it. With some 1000 rows of each group and E2M1 weights it takes up to 2.1 times as long as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance.md).
+    /// call it once before a capture, or [plan](crate::Handle::plan_grouped) it. With some 1000 rows of each group and E2M1 weights it takes up to 2.1 times as long as products one by one, whose counts the host must know, of weights that are dequantized once (docs/performance-few-rows.md).
     ///
     /// ```no_run
     /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, QuantMatrix, Result};

@@ -16,7 +16,7 @@ use crate::gpu::device::stream::Queue;
 const CHUNK: usize = 8192;
 const CHUNK_BLOCKS: usize = 4;
 /// Casts by rows of many members have twice as many blocks as run at once: those of the second half begin where others end early. Both halves together take
-/// less time than one of longer parts (docs/performance.md).
+/// less time than one of longer parts (docs/performance-casts.md).
 const QUANTIZE_BLOCKS: usize = 2 * CHUNK_BLOCKS;
 const TILE_BLOCKS: usize = 3;
 const GRADIENT_BLOCKS: usize = 3;
