@@ -17,8 +17,8 @@ __device__ constexpr Sm90Loop loop_of_blocks(u32 rows, u32 cols, u32 residents, 
     return of_table;
 }
 
-// 1x128 x 1x128 (benches/record/2026-12-01-nvidia-h200-vectors): 128x192 0.92 to 0.96, 128x128 0.91 to 1.01, 64x192 0.96 to 0.99, 128x160 0.97 to 0.99, and the last but for a short k, 64x64_two 0.88 to 1.00. (128x64 and 64x128, whose table is a ring, take 0.93 to 0.98 since bodies go round it.) k of 512 and 768 up to 1.07. The body of the largest tile is four k-blocks: 0.96 of one's time, and
-// eight were no faster (2026-11); it has no boxes of D, whose memory is a stage more.
+// 1x128 x 1x128 (benches/record/2026-12-01-nvidia-h200-vectors): 128x192 0.92 to 0.99, 128x128 0.91 to 1.01, 64x192 0.96 to 0.99, 64x64_two 0.88 to 1.01, 128x160 0.97 to 0.99; of k of 512 and 768 up to 1.07. (128x64 and 64x128, whose table is a ring, take 0.93 to 0.99 since bodies go round it.) The body of the largest tile is four k-blocks: 0.96 of
+// one's time, and eight were no faster (2026-11); it has no boxes of D, whose memory is a stage more.
 __device__ constexpr Sm90Loop loop_of_vectors(u32 rows, u32 cols, u32 residents, Sm90Loop of_table) {
     if (rows == 256) return {4, 1, 4};
     if (rows == 128 && cols == 128) return {5, 2, 5};
@@ -34,7 +34,7 @@ __device__ constexpr Sm90Loop loop_of_vectors_of_k(u32 rows, u32 cols, u32 resid
     return loop_of_vectors(rows, cols, residents, of_table);
 }
 
-// Of rows or matrices to a plain BF16 D (the same record): 64x128 0.86 to 0.99, 128x64 0.94 to 1.00, 64x64 0.85 to 1.00, 128x128 1.00, of a k of 768 0.91.
+// Of rows or matrices to a plain BF16 D (the same record): 64x128 0.86 to 0.99, 128x64 0.94 to 1.00, 64x64 0.85 to 1.00, 128x128 1.00, and 0.91 where k is 768.
 __device__ constexpr Sm90Loop loop_of_rows(u32 rows, u32 cols, u32 residents, Sm90Loop of_table) {
     if (rows == 128 && cols == 128) return {5, 1, 5};
     if (rows * cols == 128 * 64) return {8, 2, 8};

@@ -6,7 +6,7 @@
 #define SM90_PLAIN(...)
 #define SM90_PLAIN_SPLIT(...)
 #endif
-// (Shared memory is that of the kernel that needs most. Stages, depth and unrolled k-blocks are others in some kernels: see loop_of in sm90_plain.cu.)
+// (Shared memory is that of the kernel that needs most. Stages, depth and unrolled k-blocks are others in some kernels: see sm90_loop.cuh.)
 // name, rows, columns, warpgroups, shared operand, stages, atom, depth, unrolled k-blocks, store, residents, shared memory
 SM90(256x128, 256, 128, 2, SHARE_A, 3, 128, 1, 4, STORE_BOXES, 1, 220288)
 SM90(128x128, 128, 128, 2, SHARE_NONE, 5, 128, 1, 8, STORE_BOXES, 1, 202912)

@@ -33,14 +33,15 @@ pub(super) fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formul
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
-        PairKind::Fp8(..) if ours_before_the_one_way(desc, facts) => {
-            let order = led_by(Formulation::Sm90, Formulation::ALL.to_vec());
-            return (order, "faster than cuBLASLt's one way at such shapes (rule from an H200)".to_string());
+        PairKind::Fp8(..) => {
+            return match ours_before_the_one_way(desc, facts) {
+                Ok(()) => {
+                    let order = led_by(Formulation::Sm90, Formulation::ALL.to_vec());
+                    (order, "faster than cuBLASLt's one way at such shapes (rule from an H200)".to_string())
+                }
+                Err(why) => all(why),
+            };
         }
-        PairKind::Fp8(..) if available(desc, facts, Formulation::Sm90).is_ok() => {
-            return all("cuBLASLt's one way is the fastest at such shapes (rule from an H200)");
-        }
-        PairKind::Fp8(..) => return all("cuBLASLt has one way"),
     };
     if facts.cc != HOPPER {
         return all("no rule for this GPU prefers another");
@@ -113,19 +114,29 @@ fn is_fused_by_the_library(desc: &GemmDesc, library: Formulation) -> bool {
     desc.epilogue.activation != Activation::None && stores(desc, library)
 }
 
-/// Of pairs for which cuBLASLt has one way: whether ours goes before it, as it has all that follows the sums, and the configuration for the shape has kernels for the codes.
-fn ours_before_the_one_way(desc: &GemmDesc, facts: Facts) -> bool {
-    let Ok(pair) = available(desc, facts, Formulation::Sm90).and_then(|()| sm90_pair(desc)) else { return false };
+/// Of pairs for which cuBLASLt has one way: whether ours goes before it, or why not.
+fn ours_before_the_one_way(desc: &GemmDesc, facts: Facts) -> Result<(), &'static str> {
+    let pair = available(desc, facts, Formulation::Sm90).and_then(|()| sm90_pair(desc));
+    let pair = pair.map_err(|_| "cuBLASLt has one way")?;
     let (mnk, sm_count) = ([desc.m, desc.n, desc.k], facts.sm_count as usize);
     let asked = Asked {
         stores: stores(desc, Formulation::Native),
         fast: desc.accumulation == Accumulation::Fast,
         to_fp32: desc.out == DType::F32,
     };
-    outline(desc, Formulation::Sm90, Finish::Fused).is_ok()
-        && !is_fused_by_the_library(desc, Formulation::Native)
-        && sm90_rules::has_the_fastest(mnk, sm_count, pair)
-        && one_way_rules::is_first(pair.scales, asked, mnk, sm_count)
+    if desc.m < one_way_rules::FEWEST_ROWS {
+        return Err("cuBLASLt's one way; sm90 was not measured with so few rows");
+    }
+    if outline(desc, Formulation::Sm90, Finish::Fused).is_err() || is_fused_by_the_library(desc, Formulation::Native) {
+        return Err("cuBLASLt's one way; sm90 is not faster, with such an epilogue (rule from an H200)");
+    }
+    if !sm90_rules::has_the_fastest(mnk, sm_count, pair) {
+        return Err("cuBLASLt's one way; sm90 is not faster, without the kernel for such shapes with these codes");
+    }
+    match one_way_rules::is_first(pair.scales, asked, mnk, sm_count) {
+        true => Ok(()),
+        false => Err("cuBLASLt's one way is the fastest at such shapes, sums and types (rule from an H200)"),
+    }
 }
 
 /// Whether the choice is for the alternative, and where that is known from: rows of one GPU, or a rule made from another's.

@@ -33,6 +33,7 @@ pub(crate) mod record;
 pub(crate) mod rescale;
 pub(crate) mod rules;
 mod scratch;
+mod sm90_cost;
 mod sm90_kept;
 pub(crate) mod sm90_rules;
 pub(crate) mod sm90_step;

@@ -2,114 +2,11 @@
 
 use crate::gpu::gemm::measured::Card;
 use crate::gpu::gemm::our_pairs::Sm90Pair;
+use crate::gpu::gemm::sm90_cost::{
+    BYTES_A_CYCLE, Cost, cost, cost_of_vectors, cycles, cycles_of_rows, cycles_of_whole,
+};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Config, Sm90Scales};
-
-/// Cycles of a multiprocessor: for 128 of k of one tile, and for the rest of a tile, of which what blocks that divide k send each other is a part.
-#[derive(Clone, Copy)]
-struct Cost {
-    block: usize,
-    tile: usize,
-}
-
-/// Fitted to the times of each kernel alone, m of 128 to 8192, with those near the fastest counting most: 59 products on an H200 (`kernels.md` of
-/// `benches/record/2026-11-26-nvidia-h200-sm90`, kernels with all ends), 34 and 31 on an H100 (`plain-end.txt` of `2026-11-26-nvidia-h100-sm90`, `times.txt` of `2026-11-27-nvidia-h100-sm90`, plain
-/// ends). The README of the latter says how far behind the fastest the first choice is, and how far at shapes kept out of a fit. Blocks that divide k take no less for 128 of k than blocks that do not.
-fn cost(config: Sm90Config) -> Cost {
-    let (block, tile) = match config {
-        Sm90Config::Tile256x128 => (1190, 3400),
-        Sm90Config::Tile128x128 => (647, 1550),
-        Sm90Config::Tile128x160 => (801, 1950),
-        Sm90Config::Tile128x192 => (923, 2050),
-        Sm90Config::Tile64x192 => (633, 2800),
-        Sm90Config::Tile128x64 => (407, 1450),
-        Sm90Config::Tile64x128 => (418, 1700),
-        Sm90Config::Tile64x64 => (316, 1800),
-        Sm90Config::Tile64x64Two => (460, 900),
-        Sm90Config::Tile128x160K2 => (1052, 5650),
-        Sm90Config::Tile128x64K2 => (470, 3800),
-        Sm90Config::Tile64x64K2 => (329, 4300),
-        Sm90Config::Tile64x64K3 => (386, 6050),
-        Sm90Config::Tile64x64K4 => (341, 2900),
-        Sm90Config::Tile128x144 => (735, 2800),
-        Sm90Config::Tile128x96 => (579, 1600),
-        Sm90Config::Tile128x80 => (554, 950),
-        Sm90Config::Tile64x32 => (274, 2000),
-        Sm90Config::Tile128x144K2 => (882, 4150),
-        Sm90Config::Tile128x96K2 => (630, 4100),
-    };
-    Cost { block, tile }
-}
-
-/// Of 1x128 scales on both sides, whose sums take twice the instructions: fitted to 24 products at 14 shapes, m of 64 to 4096, to a BF16 D (H200, `benches/record/2026-12-01-nvidia-h200-vectors`). The first choice takes 1.002 of the fastest's
-/// time there, and 1.005 at shapes that were kept out of a fit, where by the costs above it takes 1.022.
-fn cost_of_vectors(config: Sm90Config) -> Cost {
-    let (block, tile) = match config {
-        Sm90Config::Tile256x128 => (1567, 4750),
-        Sm90Config::Tile128x128 => (862, 4350),
-        Sm90Config::Tile128x160 => (1025, 4050),
-        Sm90Config::Tile128x192 => (1181, 3450),
-        Sm90Config::Tile64x192 => (780, 2400),
-        Sm90Config::Tile128x64 => (480, 2350),
-        Sm90Config::Tile64x128 => (467, 2550),
-        Sm90Config::Tile64x64 => (331, 2150),
-        Sm90Config::Tile64x64Two => (539, 1900),
-        Sm90Config::Tile128x160K2 => (1045, 7800),
-        Sm90Config::Tile128x64K2 => (556, 2800),
-        Sm90Config::Tile64x64K2 => (416, 3050),
-        Sm90Config::Tile64x64K3 => (337, 3800),
-        Sm90Config::Tile64x64K4 => (340, 4000),
-        // They have no such kernels.
-        Sm90Config::Tile128x144
-        | Sm90Config::Tile128x96
-        | Sm90Config::Tile128x80
-        | Sm90Config::Tile64x32
-        | Sm90Config::Tile128x144K2
-        | Sm90Config::Tile128x96K2 => return cost(config),
-    };
-    Cost { block, tile }
-}
-
-/// Cycles of a product of so many groups, each of m rows: whole waves of tiles, as every block takes its tiles one after the other.
-fn cycles(config: Sm90Config, groups: usize, mnk: [usize; 3], sm_count: usize) -> usize {
-    let [products, rest] = parts_of_time(config, cost(config), groups, mnk, sm_count);
-    products.saturating_add(rest)
-}
-
-/// Of one product: its operands are read meanwhile, which with few rows takes longer than to multiply them, and does not hide all of that.
-fn cycles_of_whole(config: Sm90Config, cost: Cost, mnk: [usize; 3], sm_count: usize) -> usize {
-    let ([m, n, k], [products, rest]) = (mnk, parts_of_time(config, cost, 1, mnk, sm_count));
-    let read = (m + n).saturating_mul(k) / BYTES_A_CYCLE;
-    products.max(read.saturating_add(products / 4)).saturating_add(rest)
-}
-
-/// Of groups of rows whose D the copy engine stores: it stores all but the last of a block's largest tiles while the next is multiplied. That takes 900 cycles off each where groups have many rows; of fewer, whose cut tiles the
-/// warps store, it was not measured (8 groups of 4200, n = 7168, k = 2048: 709 us, 739 of 128 x 192; H200, `benches/record/2026-12-01-nvidia-h200-rings/grouped.md`).
-fn cycles_of_rows(config: Sm90Config, groups: usize, mnk: [usize; 3], sm_count: usize) -> usize {
-    let [products, rest] = parts_of_time(config, cost(config), groups, mnk, sm_count);
-    let under = match config {
-        Sm90Config::Tile256x128 if mnk[0] >= 1000 => (rest / cost(config).tile).saturating_sub(1).saturating_mul(900),
-        _ => 0,
-    };
-    products.saturating_add(rest - under)
-}
-
-/// Cycles of the loops over k, and of the rest of each tile; of problems that no GPU holds no more than a number has.
-fn parts_of_time(
-    config: Sm90Config,
-    Cost { block, tile: rest }: Cost,
-    groups: usize,
-    [m, n, k]: [usize; 3],
-    sm_count: usize,
-) -> [usize; 2] {
-    let tile = config.tile();
-    let waves = groups.saturating_mul(tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
-    let products = waves.saturating_mul(k.div_ceil(128).div_ceil(tile.split) * block);
-    [products, waves.saturating_mul(rest)]
-}
-
-/// What memory gives in such a cycle.
-const BYTES_A_CYCLE: usize = 2400;
 
 /// The configurations whose kernels cast D, or compute SwiGLU of columns that B has two rows for, likewise.
 pub(crate) fn cast_order(swiglu: bool, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
@@ -320,11 +217,20 @@ pub(crate) fn has_the_fastest(mnk: [usize; 3], sm_count: usize, pair: Sm90Pair) 
     all.next().is_some_and(|config| config.multiplies(pair.formats))
 }
 
-/// More than one round of the largest tiles, all of which are full to nine tenths on average.
+/// Of 1x128 scales on both sides: cycles of the fastest configuration, and of tiles of 128 x 128.
+pub(crate) fn of_vectors_beside_squares(mnk: [usize; 3], sm_count: usize) -> [usize; 2] {
+    let cycles = |config| cycles_of_whole(config, cost_of_vectors(config), mnk, sm_count);
+    let all = Sm90Config::ALL.into_iter().filter(|it| !it.ends_plainly() && is_for_whole(*it, mnk, sm_count));
+    let squares = cycles(Sm90Config::Tile128x128);
+    [all.map(cycles).fold(squares, usize::min), squares]
+}
+
+/// More than one round of the largest tiles, of which nine tenths are D.
 pub(crate) fn fill_rounds([m, n, _]: [usize; 3], sm_count: usize) -> bool {
     let tile = Sm90Config::Tile256x128.tile();
     let (tiles, at_once) = (tile.tiles(m, n), tile.blocks_at_once(sm_count));
-    tiles > at_once && tiles.saturating_mul(10) >= tiles.div_ceil(at_once).saturating_mul(at_once).saturating_mul(9)
+    let computed = (tiles.div_ceil(at_once) * at_once) as u128 * (tile.rows * tile.cols) as u128;
+    tiles > at_once && 10 * m as u128 * n as u128 >= 9 * computed
 }
 
 /// How often the tiles of the configuration fill the GPU.
@@ -407,7 +313,7 @@ mod tests {
         }
     }
 
-    /// The fastest of products of two 1x128 scales (H200, `vectors.md`), and those within 2 % of it: microseconds with pauses, and of what the costs of other scales choose.
+    /// The fastest of products of two 1x128 scales (H200, `turns.md` of `benches/record/2026-12-01-nvidia-h200-vectors`, of n = 576 and 128 x 2112 x 7168 `before.md`), and those within 2 % of it: microseconds with pauses, and of what the costs of other scales choose.
     #[test]
     fn what_was_fastest_of_vectors_comes_first() {
         use Sm90Config::{
@@ -538,9 +444,13 @@ mod tests {
 
     #[test]
     fn rounds_are_of_the_largest_tiles() {
-        // 3.88 and 1.94 of 132; 0.97, 1.70, and no tile.
+        // 3.88 and 1.94 of 132; 0.97, 1.70, 1.94 of which one half is no D, and no tile.
         assert!([4096, 2048].into_iter().all(|m| fill_rounds([m, 4096, 16], 132)));
-        assert!([[1024, 4096, 16], [1024, 7168, 16], [0, 8, 16]].into_iter().all(|mnk| !fill_rounds(mnk, 132)));
+        assert!(
+            [[1024, 4096, 16], [1024, 7168, 16], [128, 32768, 16], [0, 8, 16]]
+                .into_iter()
+                .all(|mnk| !fill_rounds(mnk, 132))
+        );
     }
 
     /// Where two steps are faster than one kernel.
