@@ -6,6 +6,8 @@ Each state is a folder with an image, as nvcc makes it in its kernels/ with the 
     nvcc -std=c++17 --fmad=false --ftz=false --prec-div=true -I. -arch=sm_90a -cubin -o STATE/sm90_plain.cubin gemm/sm90_plain.cu
     python3 sm90-in-turns.py PROBLEMS STATE... [--kernels plain|vector|vector_fp32|outer_plain] [--settled SECONDS] [--rounds R] [--deepgemm]
 
+(Of --kernels X the image is sm90_X.cubin, of gemm/sm90_X.cu.)
+
 PROBLEMS: MxNxK:CONFIG+CONFIG..., separated by commas, as 512x4096x7168:128x128+128x160-k2; k is a multiple of 128. The configurations are those of kernels/gemm/sm90_table.cuh of the folder above the script. --kernels names the image and its
 kernels: sm90_plain (1x128 x 128x128), sm90_vector (1x128 x 1x128), sm90_vector_fp32 (the same to an FP32 D) or sm90_outer_plain (scales of rows); D is BF16 but there. Needs an H100 or H200 and PyTorch, --deepgemm, beside `plain` alone, DeepGEMM too. What the launch is given is as src/gpu/kernels/sm90.rs has it: images of a state with other structs or maps would read wrong memory.
 
