@@ -66,9 +66,11 @@ fn of_blocks_of_a(mnk: [usize; 3], sm_count: usize) -> bool {
     small <= 2 * sm_count && (mnk[2] <= 4096 || small > sm_count)
 }
 
-/// Of precise sums: in rounds of our largest tiles that are full to nine tenths, and in one of small ones.
+/// Of precise sums: in rounds of our largest tiles that are full to nine tenths, in one of small ones, and in two or more of tiles of 128 x 128 where neither n is so small that it cuts many of them nor k so long that cuBLASLt gains by it.
 fn of_matrices(mnk: [usize; 3], sm_count: usize) -> bool {
-    fill_rounds(mnk, sm_count) || is_one_small_round(mnk, sm_count)
+    let (large, [_, n, k]) = (tiles(128, mnk), mnk);
+    let rounds = large >= 2 * sm_count && !is_little_more(large, sm_count) && n >= 1024 && k <= 8192;
+    rounds || fill_rounds(mnk, sm_count) || is_one_small_round(mnk, sm_count)
 }
 
 #[cfg(test)]
@@ -107,6 +109,9 @@ mod tests {
             (Sm90Scales::BlocksOfA, [512, 4096, 4096], 1.301, false),
             (MATRICES, [4096, 7168, 16384], 0.945, true),
             (MATRICES, [4096, 7168, 2048], 0.932, true),
+            (MATRICES, [512, 12288, 1024], 0.862, true),
+            (MATRICES, [1024, 5120, 8192], 0.953, true),
+            (MATRICES, [512, 7168, 2048], 1.080, false),
             (MATRICES, [1024, 7168, 16384], 1.050, false),
             (MATRICES, [128, 32768, 512], 1.107, false),
             (MATRICES, [8192, 576, 7168], 1.121, false),
