@@ -84,10 +84,10 @@ struct Sm90Config {
     // Whether the first tile of a block is known before all of the block is ready: its first copies are asked for 700 cycles earlier, 0.94 to 0.99 of the time of a round and of smaller tiles. Of 1x128 scales on both sides it took 0.96 to 1.06,
     // and of rows' 0.99 to 1.01 (observed: H200, 2026-11).
     static constexpr bool EARLY = SCALES == SCALES_BLOCK;
-    // Whether four k-blocks that are left behind the body of the loop have one of their own. Where k is 512 to 1536 that takes, of the time of the same loop without it, 0.96 to 0.99 with 128x128 scales of B, 0.92 to 1.01 with scales of rows, and 1.00 to 1.07 with 1x128 scales on both sides (H200, 2026-12).
+    // Whether four k-blocks that are left behind the body of the loop have one of their own. Where k is 512 to 1536 that takes, of the time of the same loop without it, 0.96 to 0.99 with 128x128 scales of B, 0.92 to 1.01 with scales of rows and a plain end, and 1.00 to 1.07 with 1x128 scales on both sides (H200, 2026-12). Of rows with other ends it was not measured.
     static constexpr bool REST_OF_FOUR = UNROLL > 4 && (SCALES == SCALES_BLOCK || SCALES == SCALES_OUTER);
     // Whether the body of the loop goes round the ring whole times: from the first stage on it has 64 instructions for a k-block of 64 columns in the place of 82, 97 for 114 of 128. In tiles of up to 128 rows that alone takes 0.96 to 1.00 of the time with 128x128 scales of B and a plain end, 0.92 to 1.01 with 1x128 scales
-    // on both sides, and 0.87 to 1.00 with scales of rows (H200, 2026-12; of a k that no body fits in up to 1.07; SwiGLU and codes have no registers for it). In the largest tile it takes 0.99 to 1.00, but some registers are spilled; of 128x128 scales of A it was not measured.
+    // on both sides, and 0.87 to 1.00 with scales of rows and a plain end (H200, 2026-12; of a k that no body fits in up to 1.07; SwiGLU and codes have no registers for it; other ends, groups and parts of k have it, too, and were not measured). In the largest tile it takes 0.99 to 1.00, but some registers are spilled; of 128x128 scales of A it was not measured.
     static constexpr bool WHOLE_RINGS = UNROLL % STAGES == 0 && ROWS < 256 && SCALES != SCALES_BLOCK_A && AS_NUMBERS;
     static_assert(SCALES != SCALES_BLOCK_A || (ROWS <= 256 && TALL <= 128), "a warpgroup's rows lie in one tile of 128x128 scales");
     // Where an atom of a warpgroup begins in a stage of B, in rows.

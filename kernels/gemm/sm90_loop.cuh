@@ -28,7 +28,7 @@ __device__ constexpr Sm90Loop loop_of_vectors(u32 rows, u32 cols, u32 residents,
     return of_table;
 }
 
-// The same of groups of k where D is what may be, which takes registers: tiles of 192 columns spill with more.
+// The same of groups of k where D is what may be, which takes registers: tiles of 192 columns spill with a body of more k-blocks, and those of 160 keep one, too.
 __device__ constexpr Sm90Loop loop_of_vectors_of_k(u32 rows, u32 cols, u32 residents, Sm90Loop of_table) {
     if (cols > 128) return {of_table.stages, of_table.depth, 1};
     return loop_of_vectors(rows, cols, residents, of_table);

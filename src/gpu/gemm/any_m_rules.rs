@@ -13,6 +13,7 @@ use crate::gpu::gemm::outline::outline;
 use crate::gpu::gemm::pair_kind::{PairKind, pair_kind};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::gemm::{measured_h100, measured_sm90, measured_sm90_h100};
+use crate::gpu::kernels::Sm90Scales;
 
 /// The order in which to try formulations, and the words for why, as if there were no product of few rows.
 ///
@@ -117,22 +118,29 @@ fn is_fused_by_the_library(desc: &GemmDesc, library: Formulation) -> bool {
 /// Of pairs for which cuBLASLt has one way: whether ours goes before it, or why not.
 fn ours_before_the_one_way(desc: &GemmDesc, facts: Facts) -> Result<(), &'static str> {
     let pair = available(desc, facts, Formulation::Sm90).and_then(|()| sm90_pair(desc));
-    let pair = pair.map_err(|_| "cuBLASLt has one way")?;
-    let (mnk, sm_count) = ([desc.m, desc.n, desc.k], facts.sm_count as usize);
-    let asked = Asked {
-        stores: stores(desc, Formulation::Native),
-        fast: desc.accumulation == Accumulation::Fast,
-        to_fp32: desc.out == DType::F32,
+    let (Ok(pair), Ok(())) = (pair, available(desc, facts, Formulation::Native)) else {
+        return Err("cuBLASLt has one way");
     };
+    let (mnk, sm_count) = ([desc.m, desc.n, desc.k], facts.sm_count as usize);
     if desc.m < one_way_rules::FEWEST_ROWS {
         return Err("cuBLASLt's one way; sm90 was not measured with so few rows");
     }
-    if outline(desc, Formulation::Sm90, Finish::Fused).is_err() || is_fused_by_the_library(desc, Formulation::Native) {
+    if outline(desc, Formulation::Sm90, Finish::Fused).is_err() {
+        return Err("cuBLASLt's one way; sm90 does not store such a D");
+    }
+    if is_fused_by_the_library(desc, Formulation::Native) {
         return Err("cuBLASLt's one way; sm90 is not faster, with such an epilogue (rule from an H200)");
     }
     if !sm90_rules::has_the_fastest(mnk, sm_count, pair) {
         return Err("cuBLASLt's one way; sm90 is not faster, without the kernel for such shapes with these codes");
     }
+    // cuBLASLt 13.1 adds to no D of products with 1x128 scales, which is known when it is asked.
+    let adds_by_a_pass = desc.accumulate == Accumulate::Add && !matches!(pair.scales, Sm90Scales::Outer { .. });
+    let asked = Asked {
+        passes: adds_by_a_pass || !stores(desc, Formulation::Native),
+        fast: desc.accumulation == Accumulation::Fast,
+        to_fp32: desc.out == DType::F32,
+    };
     match one_way_rules::is_first(pair.scales, asked, mnk, sm_count) {
         true => Ok(()),
         false => Err("cuBLASLt's one way is the fastest at such shapes, sums and types (rule from an H200)"),
@@ -294,11 +302,12 @@ mod tests {
             assert_eq!(of(&few.with_epilogue(epilogue)).0[0], Sm90, "{epilogue:?}");
         }
         assert_ne!(preference_for_any_m(&few, Facts { cc: (8, 9), ..H200 }).0[0], Sm90);
-        // 1x128 scales on both sides, as of weight gradients: in more than a round of large tiles, whatever follows the sums but what the library fuses and we do slower.
+        // 1x128 scales on both sides, as of weight gradients: where another tile is faster than those of 128 x 128, and, added to D, in several rounds.
         let gradient = GemmDesc { out: DType::F32, ..precise(4096, 4096, 4096, vec) };
         let small = GemmDesc { m: 512, ..gradient };
-        for (desc, first) in [(gradient, Sm90), (small, Native)] {
-            assert_eq!([desc, desc.with_accumulate(Accumulate::Add)].map(|desc| of(&desc).0[0]), [first; 2], "{desc}");
+        let narrow = GemmDesc { n: 2112, k: 7168, ..gradient };
+        for (desc, first) in [(gradient, [Sm90; 2]), (small, [Native; 2]), (narrow, [Native, Sm90])] {
+            assert_eq!([desc, desc.with_accumulate(Accumulate::Add)].map(|desc| of(&desc).0[0]), first, "{desc}");
         }
         let fused_there = GemmDesc { out: DType::Bf16, ..gradient }.with_epilogue(with(Activation::Gelu, None));
         assert_eq!(of(&fused_there).0[0], Native);
@@ -306,6 +315,13 @@ mod tests {
         // Of codes in E5M2 where a kernel for the shape has them.
         let wide = |m| GemmDesc { m, a: Scheme::Fp8Group1x128(Fp8Format::E5M2).into(), ..gradient };
         assert_eq!([4096, 300].map(|m| of(&wide(m)).0[0]), [Sm90, Native]);
+        assert!(of(&wide(300)).1.contains("without the kernel"), "{}", of(&wide(300)).1);
+        let wide_blk = Scheme::Fp8Group128x128(Fp8Format::E5M2);
+        assert_eq!([(256, 4096), (512, 4096)].map(|(m, n)| first(m, n, 4096, wide_blk, vec, H200)), [Sm90, Native]);
+        // Without cuBLASLt's way nothing is said of it.
+        let none = Facts { version: None, ..H200 };
+        assert_eq!(preference_for_any_m(&gradient, none).1, "cuBLASLt has one way");
+        assert!(of(&GemmDesc { m: 63, ..gradient }).1.contains("so few rows"));
         assert_eq!(first(256, 4096, 4096, blk, vec, H200), Sm90);
         assert!(of(&desc(8, 7168, 2048, vec, blk)).1.contains("; sm90 is not, measured at this shape"));
         assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);

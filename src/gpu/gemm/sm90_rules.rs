@@ -1,5 +1,6 @@
 //! [`order`], [`order_of_whole`]: which configuration of our sm_90 product is tried first; [`sum_order`]: which give a row the same bits. Pure.
 
+use crate::format::Fp8Format;
 use crate::gpu::gemm::measured::Card;
 use crate::gpu::gemm::our_pairs::Sm90Pair;
 use crate::gpu::gemm::sm90_cost::{
@@ -210,11 +211,12 @@ pub(crate) fn serves(config: Sm90Config, batch_invariant: bool, pair: Sm90Pair, 
         && (!batch_invariant || sum_order(config) == SumOrder::BlockAfterBlock)
 }
 
-/// Whether what was measured of E4M3 holds for these codes: the configuration that should be fastest has kernels for them. (Products of either take the same time.)
+/// Whether what was measured of E4M3 holds for these codes: the configuration that should be fastest, of those with kernels for such scales, has one for them. (Products of either take the same time.)
 pub(crate) fn has_the_fastest(mnk: [usize; 3], sm_count: usize, pair: Sm90Pair) -> bool {
     let cost = if pair.scales == Sm90Scales::Vectors { cost_of_vectors } else { cost };
-    let mut all = by_cycles(cost, mnk, sm_count).into_iter().filter(|config| !config.ends_plainly());
-    all.next().is_some_and(|config| config.multiplies(pair.formats))
+    let of_e4m3 = |config: &Sm90Config| pair.scales.multiply_in(*config, [Fp8Format::E4M3; 2], false);
+    let fastest = by_cycles(cost, mnk, sm_count).into_iter().find(of_e4m3);
+    fastest.is_some_and(|config| pair.scales.multiply_in(config, pair.formats, false))
 }
 
 /// Of 1x128 scales on both sides: cycles of the fastest configuration, and of tiles of 128 x 128.
@@ -223,6 +225,12 @@ pub(crate) fn of_vectors_beside_squares(mnk: [usize; 3], sm_count: usize) -> [us
     let all = Sm90Config::ALL.into_iter().filter(|it| !it.ends_plainly() && is_for_whole(*it, mnk, sm_count));
     let squares = cycles(Sm90Config::Tile128x128);
     [all.map(cycles).fold(squares, usize::min), squares]
+}
+
+/// Several rounds of the largest tiles.
+pub(crate) fn has_rounds([m, n, _]: [usize; 3], sm_count: usize) -> bool {
+    let tile = Sm90Config::Tile256x128.tile();
+    tile.tiles(m, n) >= 2 * tile.blocks_at_once(sm_count)
 }
 
 /// More than one round of the largest tiles, of which nine tenths are D.
@@ -241,8 +249,6 @@ pub(crate) fn waves(config: Sm90Config, [m, n, _]: [usize; 3], sm_count: usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    use crate::format::Fp8Format;
 
     const H200: Sm90Gpu = Sm90Gpu { sm_count: 132, card: Some(Card::H200) };
 
@@ -444,6 +450,7 @@ mod tests {
 
     #[test]
     fn rounds_are_of_the_largest_tiles() {
+        assert!(has_rounds([4096, 4096, 16], 132) && !has_rounds([1024, 4096, 16], 132));
         // 3.88 and 1.94 of 132; 0.97, 1.70, 1.94 of which one half is no D, and no tile.
         assert!([4096, 2048].into_iter().all(|m| fill_rounds([m, 4096, 16], 132)));
         assert!(
@@ -475,7 +482,9 @@ mod tests {
                 Sm90Config::ALL.iter().filter(|it| is_for_groups(it)).count()
             );
             assert!([false, true].into_iter().all(|swiglu| !cast_order(swiglu, groups, mnk, 132).is_empty()));
-            assert!(!order_of_whole(Sm90Scales::Blocks, mnk, H200).is_empty());
+            for scales in [Sm90Scales::Blocks, Sm90Scales::Vectors] {
+                assert!(!order_of_whole(scales, mnk, H200).is_empty());
+            }
         }
         assert!(swiglu_in_steps([MOST_ROWS_IN_STEPS - 1, most, most], 132).is_none());
     }
