@@ -57,7 +57,7 @@ fn of_vectors(mnk: [usize; 3], sm_count: usize) -> bool {
 
 /// Up to an eighth of a round behind one to four whole ones.
 fn is_little_more(tiles: usize, sm_count: usize) -> bool {
-    tiles > sm_count && tiles < 5 * sm_count && tiles % sm_count > 0 && 8 * (tiles % sm_count) <= sm_count
+    tiles > sm_count && tiles < 5 * sm_count && (1..=sm_count / 8).contains(&(tiles % sm_count))
 }
 
 /// In one round of small tiles, unless those are few and k is long.
