@@ -58,8 +58,9 @@ fn the_table_is_that_of_the_kernels() {
         assert_eq!((config.kernel(E4M3_PAIR, Kind::Plain), config.tile()), (name, tile), "{config}");
         // The body of its loop over k, where a kernel with a plain end begins with that: unless it goes round the ring whole times.
         let (_, of_blocks) = LOOPS.split_once("loop_of_blocks(").unwrap();
-        let (of_blocks, _) = of_blocks.split_once('}').expect("its first line is that of the largest tile");
-        assert!(of_blocks.ends_with("if (rows == 256) return {of_table.stages, of_table.depth, 8"), "{of_blocks}");
+        let (of_blocks, _) = of_blocks.split_once("\n}").unwrap();
+        assert!(of_blocks.contains("if (rows == 256) return {of_table.stages, of_table.depth, 8};"), "{of_blocks}");
+        assert!(of_blocks.contains("if (rows == 128 && cols == 128) return {5, 2, 5};"), "{of_blocks}");
         assert_eq!(config.least_plain_blocks(), if tile.rows == 256 { 8 } else { 1 }, "{config}");
         // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
         assert!(tile.shared <= 227 << 10 && tile.residents * (tile.shared as usize + 1024) <= 228 << 10, "{config}");
