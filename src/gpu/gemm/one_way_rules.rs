@@ -1,6 +1,6 @@
 //! [`is_first`]: where our product for sm_90 comes before cuBLASLt's, of pairs for which cuBLASLt has one way: 1x128 scales on both sides, 128x128 x 1x128, and whole matrices. Pure.
 //!
-//! Of 98 to 128 products of each kind at 13 to 18 shapes, m of 64 to 8192, on an H200: `benches/record/2026-12-01-nvidia-h200-vectors` says how often these rules are right.
+//! Of 98 products of each kind at 13 shapes, m of 64 to 8192, and 30 at five more, on an H200: `benches/record/2026-12-01-nvidia-h200-vectors` says how often these rules are right.
 
 use crate::gpu::gemm::sm90_rules::{fill_rounds, has_rounds, of_vectors_beside_squares};
 use crate::gpu::kernels::Sm90Scales;

@@ -1,6 +1,6 @@
 //! What the configurations of our sm_90 product cost, by how their tiles fill a GPU: cycles, from which [`sm90_rules`](super::sm90_rules) makes orders. Pure.
 
-use crate::gpu::kernels::Sm90Config;
+use crate::gpu::kernels::{Sm90Config, Sm90Scales};
 
 /// Cycles of a multiprocessor: for 128 of k of one tile, and for the rest of a tile, of which what blocks that divide k send each other is a part.
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ pub(super) fn cost(config: Sm90Config) -> Cost {
 
 /// Of 1x128 scales on both sides, whose sums take twice the instructions: fitted to 24 products at eleven (n, k), m of 64 to 4096, and to seven of few tiles, to a BF16 D (H200, `benches/record/2026-12-01-nvidia-h200-vectors`). The first choice takes 1.002 of the fastest's
 /// time there, and 1.005 at shapes that were kept out of a fit, where by the costs above it takes 1.022.
-pub(super) fn cost_of_vectors(config: Sm90Config) -> Cost {
+fn cost_of_vectors(config: Sm90Config) -> Cost {
     let (block, tile) = match config {
         Sm90Config::Tile256x128 => (1567, 4750),
         Sm90Config::Tile128x128 => (862, 4350),
@@ -65,6 +65,14 @@ pub(super) fn cost_of_vectors(config: Sm90Config) -> Cost {
         | Sm90Config::Tile128x96K2 => return cost(config),
     };
     Cost { block, tile }
+}
+
+/// What configurations cost in products of scales that lie so.
+pub(super) fn cost_of(scales: Sm90Scales) -> fn(Sm90Config) -> Cost {
+    match scales {
+        Sm90Scales::Vectors => cost_of_vectors,
+        Sm90Scales::Blocks | Sm90Scales::BlocksOfA | Sm90Scales::Outer { .. } => cost,
+    }
 }
 
 /// Cycles of a product of so many groups, each of m rows: whole waves of tiles, as every block takes its tiles one after the other.

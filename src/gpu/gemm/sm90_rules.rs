@@ -3,9 +3,7 @@
 use crate::format::Fp8Format;
 use crate::gpu::gemm::measured::Card;
 use crate::gpu::gemm::our_pairs::Sm90Pair;
-use crate::gpu::gemm::sm90_cost::{
-    BYTES_A_CYCLE, Cost, cost, cost_of_vectors, cycles, cycles_of_rows, cycles_of_whole,
-};
+use crate::gpu::gemm::sm90_cost::{BYTES_A_CYCLE, Cost, cost, cost_of, cycles, cycles_of_rows, cycles_of_whole};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Config, Sm90Scales};
 
@@ -102,15 +100,15 @@ impl Sm90Gpu {
 
 /// Those for a whole product of scales that lie so: also those that divide k, where one round is all and each block has some of it. What was [measured](MEASURED) to be faster comes before all, but where both sides have 1x128 scales.
 pub(crate) fn order_of_whole(scales: Sm90Scales, mnk: [usize; 3], gpu: Sm90Gpu) -> Vec<Sm90Config> {
+    let mut all = by_cycles(cost_of(scales), mnk, gpu.sm_count);
     if scales == Sm90Scales::Vectors {
-        return by_cycles(cost_of_vectors, mnk, gpu.sm_count);
+        return all;
     }
     let first = MEASURED.iter().find(|(problem, _)| *problem == mnk).and_then(|(_, of)| match gpu.card? {
         Card::H200 => of[0],
         Card::H100 => of[1],
     });
     let measured = |config: &Sm90Config| Some(*config) == first;
-    let mut all = by_cycles(cost, mnk, gpu.sm_count);
     // Stable: the others stay as they are.
     all.sort_by_key(|config| !measured(config));
     all
@@ -213,18 +211,18 @@ pub(crate) fn serves(config: Sm90Config, batch_invariant: bool, pair: Sm90Pair, 
 
 /// Whether what was measured of E4M3 holds for these codes: the configuration that should be fastest, of those with kernels for such scales, has one for them. (Products of either take the same time.)
 pub(crate) fn has_the_fastest(mnk: [usize; 3], sm_count: usize, pair: Sm90Pair) -> bool {
-    let cost = if pair.scales == Sm90Scales::Vectors { cost_of_vectors } else { cost };
     let of_e4m3 = |config: &Sm90Config| pair.scales.multiply_in(*config, [Fp8Format::E4M3; 2], false);
-    let fastest = by_cycles(cost, mnk, sm_count).into_iter().find(of_e4m3);
+    let fastest = by_cycles(cost_of(pair.scales), mnk, sm_count).into_iter().find(of_e4m3);
     fastest.is_some_and(|config| pair.scales.multiply_in(config, pair.formats, false))
 }
 
 /// Of 1x128 scales on both sides: cycles of the fastest configuration, and of tiles of 128 x 128.
 pub(crate) fn of_vectors_beside_squares(mnk: [usize; 3], sm_count: usize) -> [usize; 2] {
-    let cycles = |config| cycles_of_whole(config, cost_of_vectors(config), mnk, sm_count);
-    let all = Sm90Config::ALL.into_iter().filter(|it| !it.ends_plainly() && is_for_whole(*it, mnk, sm_count));
+    let cost = cost_of(Sm90Scales::Vectors);
+    let cycles = |config| cycles_of_whole(config, cost(config), mnk, sm_count);
+    let fastest = by_cycles(cost, mnk, sm_count).into_iter().find(|config| !config.ends_plainly());
     let squares = cycles(Sm90Config::Tile128x128);
-    [all.map(cycles).fold(squares, usize::min), squares]
+    [fastest.map_or(squares, cycles), squares]
 }
 
 /// Several rounds of the largest tiles.
