@@ -434,16 +434,13 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     constexpr Sm90Loop loop_##NAME = LOOP_OF(ROWS, COLS, RESIDENT, {STAGES, DEPTH, UNROLL});                                            \
     SM90_CONFIG_ENDING(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, loop_##NAME.stages, ATOM, loop_##NAME.depth, loop_##NAME.unroll, STORE, RESIDENT, BYTES)
 
-// Of 1x128 scales on both sides. For boxes of D, which is FP32 mostly, the largest tile has no memory left.
-#define SM90_CONFIG_VECTOR(NAME, ...) SM90_CONFIG_VECTOR_LOOPING(NAME, loop_of_vectors, __VA_ARGS__)
+// Where B's columns have scales of their own: for boxes of D, which is FP32 mostly, the largest tile has no memory left.
+#define SM90_CONFIG_OF_COLUMNS(NAME, LOOP_OF, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)          \
+    SM90_CONFIG_LOOPING(NAME, LOOP_OF, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
 
-#define SM90_CONFIG_VECTOR_LOOPING(NAME, LOOP_OF, END, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)              \
-    SM90_CONFIG_LOOPING(NAME, LOOP_OF, END, SCALES_VECTOR, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
+#define SM90_CONFIG_VECTOR(NAME, END, ...) SM90_CONFIG_OF_COLUMNS(NAME, loop_of_vectors, END, SCALES_VECTOR, __VA_ARGS__)
 
-// Of 128x128 scales of A and 1x128 scales of B, likewise.
-#define SM90_CONFIG_BLOCK_A(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)                                   \
-    SM90_CONFIG_ENDING(NAME, END_NUMBERS, SCALES_BLOCK_A, ROWS, COLS, GROUPS, SHARE, ((ROWS) == 256 ? 4 : (STAGES)), ATOM, DEPTH,      \
-                ((ROWS) == 256 ? 4 : (UNROLL)), ((ROWS) == 256 ? STORE_DIRECT : (STORE)), __VA_ARGS__)
+#define SM90_CONFIG_BLOCK_A(NAME, ...) SM90_CONFIG_OF_COLUMNS(NAME, loop_of_blocks_of_a, END_NUMBERS, SCALES_BLOCK_A, __VA_ARGS__)
 
 // Of scales of rows or matrices, with FP32 that is added to: no boxes of D, whose memory is a stage more of the largest tile.
 #define SM90_CONFIG_OUTER_FP32(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, ...)                    \

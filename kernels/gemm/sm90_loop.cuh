@@ -34,6 +34,12 @@ __device__ constexpr Sm90Loop loop_of_vectors_of_k(u32 rows, u32 cols, u32 resid
     return loop_of_vectors(rows, cols, residents, of_table);
 }
 
+// 128x128 x 1x128, whose largest tile has the same reasons.
+__device__ constexpr Sm90Loop loop_of_blocks_of_a(u32 rows, u32 cols, u32 residents, Sm90Loop of_table) {
+    if (rows == 256) return {4, 1, 4};
+    return of_table;
+}
+
 // Of rows or matrices to a plain BF16 D (the same record): 64x128 0.86 to 0.99, 128x64 0.94 to 1.00, 64x64 0.85 to 1.00, 128x128 1.00, and 0.91 where k is 768.
 __device__ constexpr Sm90Loop loop_of_rows(u32 rows, u32 cols, u32 residents, Sm90Loop of_table) {
     if (rows == 128 && cols == 128) return {5, 1, 5};

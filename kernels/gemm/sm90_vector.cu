@@ -5,7 +5,7 @@
 #define SM90_E4M3(NAME, ...)                                         \
     SM90_CONFIG_VECTOR(NAME, END_NUMBERS, __VA_ARGS__)               \
     SM90_KERNEL(gemm_fp8_vector_##NAME, Config_##NAME, GROUPS_NONE)  \
-    SM90_CONFIG_VECTOR_LOOPING(of_k_##NAME, loop_of_vectors_of_k, END_NUMBERS, __VA_ARGS__)  \
+    SM90_CONFIG_OF_COLUMNS(of_k_##NAME, loop_of_vectors_of_k, END_NUMBERS, SCALES_VECTOR, __VA_ARGS__)  \
     SM90_KERNEL(gemm_fp8_vector_##NAME##_k_grouped, Config_of_k_##NAME, GROUPS_OF_K)
 
 #define SM90(NAME, ...)             \
